@@ -1,0 +1,1 @@
+//! The oasis command: run, evaluate and inspect lookahead sparse decoding.

@@ -1,0 +1,8 @@
+//! Checkpoints, tokenizers, decoder families, EAGLE-3 draft heads and the CPU executor of OasisKV.
+
+pub mod checkpoint;
+pub mod cpu;
+pub mod draft;
+pub mod spec;
+pub mod tokenizer;
+pub mod weights;

@@ -1,0 +1,1 @@
+//! Built-in summarizers, predictors and selectors of OasisKV.
