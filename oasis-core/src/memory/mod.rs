@@ -1,0 +1,12 @@
+//! Memories: the store that holds the full KV of every request, the transport between two memories, and the device
+//! memory of executors whose device is the host.
+
+mod device;
+mod store;
+mod transport;
+
+pub use device::{LayerCache, Resident, Summaries, Tail};
+pub use store::{
+    BlockWrite, EntryKey, FetchedEntries, HostBytes, HostEntry, KvStore, Reservation, StoreError, StoreSpec, StoreUsage,
+};
+pub use transport::{EntryCopy, EntryTarget, Transport, TransportSpec};

@@ -1,0 +1,49 @@
+//! Transports: how planned entries move between two memories.
+
+use crate::policy::SpecError;
+use async_trait::async_trait;
+
+/// Where an entry goes.
+pub enum EntryTarget<'a> {
+    /// A slot in memory that the host addresses.
+    Host(&'a mut [u8]),
+    /// A slot in a device's own memory.
+    Device {
+        /// Device address.
+        address: u64,
+        /// Size in bytes.
+        bytes: usize,
+    },
+}
+
+/// One planned entry.
+pub struct EntryCopy<'a> {
+    /// The entry in host memory.
+    pub source: &'a [u8],
+    /// The slot it goes to, of the same size.
+    pub target: EntryTarget<'a>,
+}
+
+/// Moves the planned entries of one layer.
+///
+/// Obligations: when `gather` returns `Ok`, every target holds its source's bytes. On an error any target may hold
+/// anything; the caller must not use those slots. No write reaches a target after `gather` has returned or its future
+/// was dropped.
+#[async_trait]
+pub trait Transport: Send {
+    /// Moves all of `copies`.
+    ///
+    /// # Errors
+    /// When a target is of a kind the transport does not reach, sizes differ, or the link fails.
+    async fn gather(&mut self, copies: &mut [EntryCopy<'_>]) -> anyhow::Result<()>;
+}
+
+/// Configuration of a [`Transport`], found by its `kind`.
+#[typetag::serde(tag = "kind")]
+pub trait TransportSpec: std::fmt::Debug + Send + Sync {
+    /// Opens the transport.
+    ///
+    /// # Errors
+    /// Names the field that has an impossible value.
+    fn build(&self) -> Result<Box<dyn Transport>, SpecError>;
+}

@@ -1,0 +1,132 @@
+//! A background stage: a thread, its queue and its failures.
+
+use crate::pipeline::metrics::Meter;
+use crate::working_set::PlanError;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// The three background stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Ranks all blocks by the draft query.
+    Predict,
+    /// Plans admissions.
+    Select,
+    /// Moves entries.
+    Transfer,
+}
+
+impl Stage {
+    /// All stages, in order.
+    pub const ALL: [Self; 3] = [Self::Predict, Self::Select, Self::Transfer];
+
+    /// Lower-case name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Predict => "predict",
+            Self::Select => "select",
+            Self::Transfer => "transfer",
+        }
+    }
+}
+
+/// Why a background stage failed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StageError {
+    /// A policy panicked.
+    #[error("the {stage} stage panicked: {message}", stage = .stage.name())]
+    Panicked {
+        /// Stage.
+        stage: Stage,
+        /// Panic message.
+        message: String,
+    },
+    /// A selector broke its obligations.
+    #[error("the selector's plan breaks its contract: {0}")]
+    Plan(#[from] PlanError),
+    /// Store or transport failed.
+    #[error("moving KV entries failed: {0}")]
+    Transfer(String),
+}
+
+/// Runs `f`, turning a panic of a policy into an error.
+pub(super) fn guarded<T>(stage: Stage, f: impl FnOnce() -> T) -> Result<T, StageError> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| StageError::Panicked { stage, message: panic_message(&*panic) })
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    (panic.downcast_ref::<&str>().map(ToString::to_string))
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
+}
+
+/// Queue of a stage, as the stage before it sees it.
+pub(super) struct Queue<T> {
+    stage: Stage,
+    sender: Sender<T>,
+    meter: Arc<Meter>,
+}
+
+impl<T> Queue<T> {
+    /// Adds a task.
+    pub fn send(&self, task: T) {
+        self.meter.queued(self.stage);
+        // Fails only while the whole pipeline is being dropped.
+        let _ = self.sender.send(task);
+    }
+}
+
+impl<T> Clone for Queue<T> {
+    fn clone(&self) -> Self {
+        Self { stage: self.stage, sender: self.sender.clone(), meter: self.meter.clone() }
+    }
+}
+
+/// A stage's thread; dropping it lets the thread finish its queue and waits for it.
+pub(super) struct Worker<T> {
+    queue: Option<Queue<T>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<T: Send + 'static> Worker<T> {
+    /// Starts a thread that runs `work` on every task in order.
+    pub fn start(stage: Stage, meter: Arc<Meter>, mut work: impl FnMut(T) + Send + 'static) -> std::io::Result<Self> {
+        let (sender, tasks) = channel::<T>();
+        let queue = Queue { stage, sender, meter: meter.clone() };
+        let thread = std::thread::Builder::new().name(format!("oasis-{}", stage.name())).spawn(move || {
+            for task in tasks {
+                meter.dequeued(stage);
+                let start = Instant::now();
+                work(task);
+                meter.ran(stage, start.elapsed());
+            }
+        })?;
+        Ok(Self { queue: Some(queue), thread: Some(thread) })
+    }
+
+    /// Another handle to the queue.
+    pub fn sender(&self) -> Queue<T> {
+        self.queue.clone().expect("a running worker has a queue")
+    }
+
+    /// Adds a task.
+    pub fn send(&self, task: T) {
+        if let Some(queue) = &self.queue {
+            queue.send(task);
+        }
+    }
+}
+
+impl<T> Drop for Worker<T> {
+    fn drop(&mut self) {
+        self.queue = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic outside `guarded` is a bug of ours; it has been printed already.
+            let _ = thread.join();
+        }
+    }
+}

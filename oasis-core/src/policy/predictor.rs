@@ -1,0 +1,100 @@
+//! Predictions: which blocks the next step will want.
+
+use super::{Aggregate, ScoreTask, SpecError, Summarizer};
+use crate::geometry::HeadShape;
+use crate::ids::{KvHead, LayerId};
+use crate::memory::Summaries;
+use crate::working_set::{Ranking, top_k};
+use serde::{Deserialize, Serialize};
+
+/// Whose query a predictor ranks blocks by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QuerySource {
+    /// The draft token's query, computed beside the normal token: a prediction for the next step.
+    Draft,
+    /// The normal token's query of this step, taken as a prediction for the next step.
+    Current,
+    /// The normal token's query of this step, before its own attention: selection and transfer are waited for.
+    Exact,
+}
+
+/// One request's part of a prediction.
+pub struct PredictRequest<'a> {
+    /// Query of the chosen source after RoPE, `[kv_heads][group][head_dim]`.
+    pub query: &'a [f32],
+    /// Summaries of the request's blocks in this layer.
+    pub summaries: &'a Summaries,
+    /// Blocks that may be ranked: `0 .. blocks` are complete when the predicted step runs.
+    pub blocks: usize,
+}
+
+/// A prediction for one layer and the whole batch.
+pub struct PredictBatch<'a> {
+    /// Layer.
+    pub layer: LayerId,
+    /// Shape of a KV head.
+    pub shape: HeadShape,
+    /// Blocks wanted per KV head, K.
+    pub budget: usize,
+    /// Scores queries against summaries.
+    pub summarizer: &'a dyn Summarizer,
+    /// Requests of the batch.
+    pub requests: &'a [PredictRequest<'a>],
+}
+
+/// Ranks the blocks that the next step will want.
+///
+/// Obligations: for every request and KV head, `ranking` receives at most K distinct blocks below
+/// [`PredictRequest::blocks`], best first; all of them when there are no more than K.
+pub trait Predictor: Send {
+    /// Whose query the ranking is made with.
+    fn query_source(&self) -> QuerySource;
+
+    /// Ranks blocks for one layer of the whole batch. `ranking` arrives empty, shaped for the batch.
+    fn predict(&mut self, batch: &PredictBatch<'_>, ranking: &mut Ranking);
+}
+
+/// Configuration of a [`Predictor`], found by its `kind`.
+#[typetag::serde(tag = "kind")]
+pub trait PredictorSpec: std::fmt::Debug + Send + Sync {
+    /// Builds the predictor.
+    ///
+    /// # Errors
+    /// Names the field that has an impossible value.
+    fn build(&self) -> Result<Box<dyn Predictor>, SpecError>;
+}
+
+/// The usual prediction: score every block, keep the K best of each KV head.
+///
+/// `scores` is scratch, kept by the caller between calls.
+pub fn rank_by_score(batch: &PredictBatch<'_>, aggregate: Aggregate, scores: &mut Vec<f32>, ranking: &mut Ranking) {
+    let heads = ranking.kv_heads();
+    let query_elements = batch.shape.group * batch.shape.head_dim;
+    scores.clear();
+    scores.resize(batch.requests.iter().map(|r| heads * r.blocks).sum(), 0.0);
+
+    let mut rest = scores.as_mut_slice();
+    let mut tasks = Vec::with_capacity(batch.requests.len() * heads);
+    for request in batch.requests {
+        for head in 0..heads {
+            let (scores, tail) = rest.split_at_mut(request.blocks);
+            rest = tail;
+            tasks.push(ScoreTask {
+                query: &request.query[head * query_elements..][..query_elements],
+                summaries: request.summaries.head(KvHead::from(head), request.blocks),
+                scores,
+            });
+        }
+    }
+    batch.summarizer.score(batch.shape, aggregate, &mut tasks);
+
+    let mut rest = scores.as_slice();
+    for (index, request) in batch.requests.iter().enumerate() {
+        for head in 0..heads {
+            let (scores, tail) = rest.split_at(request.blocks);
+            rest = tail;
+            ranking.set(index, KvHead::from(head), top_k(scores, batch.budget));
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Selection: which wanted blocks are admitted, and which residents make room.
+
+use super::{DeviceCode, SpecError};
+use crate::ids::LayerId;
+use crate::working_set::{Ranking, TransferPlan, WorkingSet};
+
+/// One request's part of a selection.
+pub struct SelectRequest<'a> {
+    /// What is resident, after this step's promotion.
+    pub have: &'a WorkingSet,
+}
+
+/// A selection for one layer and the whole batch.
+pub struct SelectBatch<'a> {
+    /// Layer.
+    pub layer: LayerId,
+    /// What the predictor wants, best first, per request and KV head.
+    pub want: &'a Ranking,
+    /// Requests of the batch, in the ranking's order.
+    pub requests: &'a [SelectRequest<'a>],
+}
+
+/// Plans which wanted blocks enter the working set.
+///
+/// Obligations, checked after every call:
+/// - per request and KV head at most [`cap`](Selector::cap) admissions, each a wanted block that is not resident, none twice;
+/// - each admission takes a slot of its own that is free or holds a block that is not wanted.
+///
+/// A plan is pure: it depends on nothing but the arguments. Filling an empty working set after the first decode step
+/// and promoting a completed tail block are rules of the working set, not of the selector.
+pub trait Selector: Send {
+    /// Most admissions a KV head and step, C, for a working set of `budget` slots.
+    fn cap(&self, budget: usize) -> usize;
+
+    /// Adds this step's admissions to `plan`, which arrives empty, shaped for the batch.
+    fn plan(&mut self, batch: &SelectBatch<'_>, plan: &mut TransferPlan);
+
+    /// Device code with the same order of victims and admissions, where the policy brings it.
+    fn device_code(&self) -> Option<DeviceCode> {
+        None
+    }
+}
+
+/// Configuration of a [`Selector`], found by its `kind`.
+#[typetag::serde(tag = "kind")]
+pub trait SelectorSpec: std::fmt::Debug + Send + Sync {
+    /// Builds the selector.
+    ///
+    /// # Errors
+    /// Names the field that has an impossible value.
+    fn build(&self) -> Result<Box<dyn Selector>, SpecError>;
+}

@@ -1,0 +1,113 @@
+//! Ranked blocks and the top-K rule that every executor follows.
+
+use crate::ids::{BlockId, KvHead};
+use std::cmp::Ordering;
+
+/// A block and the score it was ranked by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RankedBlock {
+    /// Block.
+    pub block: BlockId,
+    /// Larger means more wanted.
+    pub score: f32,
+}
+
+/// Wanted blocks, best first, for every request of a batch and every KV head.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ranking {
+    kv_heads: usize,
+    /// `[requests][kv_heads]`
+    heads: Vec<Vec<RankedBlock>>,
+}
+
+impl Ranking {
+    /// An empty ranking for `requests` requests of `kv_heads` KV heads.
+    pub fn new(requests: usize, kv_heads: usize) -> Self {
+        Self { kv_heads, heads: vec![Vec::new(); requests * kv_heads] }
+    }
+
+    /// KV heads of a request.
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads
+    }
+
+    /// Requests of the batch.
+    pub fn requests(&self) -> usize {
+        self.heads.len() / self.kv_heads.max(1)
+    }
+
+    /// Wanted blocks of one head, best first.
+    pub fn head(&self, request: usize, head: KvHead) -> &[RankedBlock] {
+        &self.heads[request * self.kv_heads + head.index()]
+    }
+
+    /// Replaces the wanted blocks of one head.
+    pub fn set(&mut self, request: usize, head: KvHead, blocks: Vec<RankedBlock>) {
+        self.heads[request * self.kv_heads + head.index()] = blocks;
+    }
+}
+
+/// The `k` best of `scores`, best first; block `i` has `scores[i]`.
+///
+/// Ties go to the lower block; NaN ranks below every number. This order is part of the selection's definition: device
+/// kernels must reproduce it.
+pub fn top_k(scores: &[f32], k: usize) -> Vec<RankedBlock> {
+    let mut ranked: Vec<RankedBlock> =
+        scores.iter().enumerate().map(|(i, &score)| RankedBlock { block: BlockId::from(i), score }).collect();
+    if k == 0 {
+        ranked.clear();
+    } else if k < ranked.len() {
+        ranked.select_nth_unstable_by(k - 1, best_first);
+        ranked.truncate(k);
+    }
+    ranked.sort_unstable_by(best_first);
+    ranked
+}
+
+fn best_first(a: &RankedBlock, b: &RankedBlock) -> Ordering {
+    // -0.0 and 0.0 tie: partial_cmp, not total_cmp.
+    let by_score = match (a.score.is_nan(), b.score.is_nan()) {
+        (false, false) => b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal),
+        (a_nan, b_nan) => a_nan.cmp(&b_nan),
+    };
+    by_score.then(a.block.cmp(&b.block))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quickcheck::quickcheck;
+
+    fn blocks(ranked: &[RankedBlock]) -> Vec<u32> {
+        ranked.iter().map(|r| r.block.0).collect()
+    }
+
+    #[test]
+    fn ties_go_to_the_lower_block_and_nan_ranks_last() {
+        let scores = [1.0, f32::NAN, 2.0, 1.0, -0.0, 0.0, f32::NEG_INFINITY];
+        assert_eq!(blocks(&top_k(&scores, 3)), [2, 0, 3]);
+        assert_eq!(blocks(&top_k(&scores, 99)), [2, 0, 3, 4, 5, 6, 1]);
+        assert_eq!(blocks(&top_k(&scores, 0)), [] as [u32; 0]);
+        assert_eq!(blocks(&top_k(&[], 4)), [] as [u32; 0]);
+    }
+
+    quickcheck! {
+        fn equals_repeated_arg_max(scores: Vec<u8>, k: u8) -> bool {
+            // Few distinct values, so that ties are common.
+            let scores: Vec<f32> = scores.iter().map(|s| if s % 11 == 0 { f32::NAN } else { (s % 7) as f32 }).collect();
+            let mut left: Vec<usize> = (0..scores.len()).collect();
+            let mut naive = Vec::new();
+            while naive.len() < k as usize && !left.is_empty() {
+                let mut best = 0;
+                for i in 1..left.len() {
+                    let (a, b) = (scores[left[i]], scores[left[best]]);
+                    if a > b || (b.is_nan() && !a.is_nan()) {
+                        best = i;
+                    }
+                }
+                naive.push(left.remove(best) as u32);
+            }
+            blocks(&top_k(&scores, k as usize)) == naive
+        }
+    }
+}

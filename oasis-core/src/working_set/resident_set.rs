@@ -1,0 +1,139 @@
+//! Which block each slot holds and when it was last wanted.
+
+use crate::ids::{BlockId, KvHead, SlotId, Step};
+use crate::working_set::{Admission, RankedBlock};
+
+/// Slots of every KV head of one (request, layer).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkingSet {
+    slots: usize,
+    /// `[kv_heads][slots]`
+    blocks: Vec<Option<BlockId>>,
+    /// `[kv_heads][slots]`
+    last_selected: Vec<Step>,
+}
+
+/// Slots of one KV head.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadSet<'a> {
+    /// Block in each slot, `[slots]`; `None` is a free slot.
+    pub blocks: &'a [Option<BlockId>],
+    /// Step that last wanted the slot's block, `[slots]`.
+    pub last_selected: &'a [Step],
+}
+
+impl HeadSet<'_> {
+    /// Whether `block` is resident.
+    pub fn contains(&self, block: BlockId) -> bool {
+        self.blocks.contains(&Some(block))
+    }
+
+    /// Slots whose block is not in `want`, free ones first, then least recently wanted; ties by slot.
+    ///
+    /// `want` must be sorted by block.
+    pub fn victims(&self, want: &[BlockId]) -> Vec<SlotId> {
+        let mut victims: Vec<(Option<Step>, SlotId)> = (self.blocks.iter().zip(self.last_selected).enumerate())
+            .filter_map(|(slot, (block, &step))| match block {
+                None => Some((None, SlotId::from(slot))),
+                Some(block) if want.binary_search(block).is_err() => Some((Some(step), SlotId::from(slot))),
+                Some(_) => None,
+            })
+            .collect();
+        victims.sort_unstable();
+        victims.into_iter().map(|(_, slot)| slot).collect()
+    }
+}
+
+impl WorkingSet {
+    /// `slots` free slots for each of `kv_heads` KV heads.
+    pub fn new(kv_heads: usize, slots: usize) -> Self {
+        Self { slots, blocks: vec![None; kv_heads * slots], last_selected: vec![Step(0); kv_heads * slots] }
+    }
+
+    /// Slots of one KV head.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// KV heads.
+    pub fn kv_heads(&self) -> usize {
+        self.blocks.len() / self.slots.max(1)
+    }
+
+    /// Slots of one KV head.
+    pub fn head(&self, head: KvHead) -> HeadSet<'_> {
+        let range = head.index() * self.slots..(head.index() + 1) * self.slots;
+        HeadSet { blocks: &self.blocks[range.clone()], last_selected: &self.last_selected[range] }
+    }
+
+    /// Whether no slot of any head holds a block.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.iter().all(Option::is_none)
+    }
+
+    /// Records that `step` wanted the resident ones of `want`.
+    pub fn touch(&mut self, head: KvHead, want: &[RankedBlock], step: Step) {
+        let mut wanted: Vec<BlockId> = want.iter().map(|w| w.block).collect();
+        wanted.sort_unstable();
+        let start = head.index() * self.slots;
+        for slot in start..start + self.slots {
+            if self.blocks[slot].is_some_and(|block| wanted.binary_search(&block).is_ok()) {
+                self.last_selected[slot] = step;
+            }
+        }
+    }
+
+    /// Puts a block into a slot, replacing what was there.
+    pub fn place(&mut self, head: KvHead, admission: Admission, step: Step) {
+        let index = head.index() * self.slots + admission.slot.index();
+        self.blocks[index] = Some(admission.block);
+        self.last_selected[index] = step;
+    }
+
+    /// Slot that a just completed tail block is promoted to: a free one, else the least recently wanted of those whose
+    /// block is not in `want`; `None` when every resident is wanted and `block` is not, so that it stays in the store.
+    pub fn promotion_slot(&self, head: KvHead, want: &[RankedBlock]) -> Option<SlotId> {
+        let mut wanted: Vec<BlockId> = want.iter().map(|w| w.block).collect();
+        wanted.sort_unstable();
+        self.head(head).victims(&wanted).first().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(blocks: &[Option<u32>], steps: &[u64]) -> WorkingSet {
+        let mut set = WorkingSet::new(1, blocks.len());
+        for (slot, (block, step)) in blocks.iter().zip(steps).enumerate() {
+            if let Some(block) = block {
+                set.place(KvHead(0), Admission { block: BlockId(*block), slot: SlotId::from(slot) }, Step(*step));
+            }
+        }
+        set
+    }
+
+    #[test]
+    fn victims_are_free_slots_then_least_recently_wanted() {
+        let set = set(&[Some(7), None, Some(3), Some(9), Some(1)], &[5, 0, 2, 2, 4]);
+        let victims = set.head(KvHead(0)).victims(&[BlockId(1)]);
+        assert_eq!(victims, [SlotId(1), SlotId(2), SlotId(3), SlotId(0)]);
+    }
+
+    #[test]
+    fn a_completed_block_stays_out_when_every_resident_is_wanted() {
+        let set = set(&[Some(0), Some(1)], &[3, 3]);
+        let want = |blocks: &[u32]| -> Vec<RankedBlock> {
+            blocks.iter().map(|&b| RankedBlock { block: BlockId(b), score: 0.0 }).collect()
+        };
+        assert_eq!(set.promotion_slot(KvHead(0), &want(&[0, 1])), None);
+        assert_eq!(set.promotion_slot(KvHead(0), &want(&[2, 1])), Some(SlotId(0)));
+    }
+
+    #[test]
+    fn touch_marks_only_wanted_residents() {
+        let mut set = set(&[Some(4), Some(6)], &[1, 1]);
+        set.touch(KvHead(0), &[RankedBlock { block: BlockId(6), score: 0.0 }], Step(9));
+        assert_eq!(set.head(KvHead(0)).last_selected, [Step(1), Step(9)]);
+    }
+}
