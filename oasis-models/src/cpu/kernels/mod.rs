@@ -4,14 +4,18 @@
 //! however many threads run it. Every output element is accumulated in an order that depends on its own inputs alone.
 
 mod activation;
+mod decode_attention;
 mod matmul;
 mod matvec;
 mod norm;
+mod prefill_attention;
 mod simd;
 #[cfg(test)]
 pub(in crate::cpu) mod testing;
 
 pub use activation::swiglu;
+pub use decode_attention::{KvRun, decode_attention};
 pub use matmul::{matmul, widen};
 pub use matvec::matvec;
 pub use norm::{rms_norm, rms_norm_heads, rms_norm_in_place};
+pub use prefill_attention::{PrefillShape, prefill_attention};
