@@ -4,7 +4,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use half::bf16;
-use oasis_models::cpu::kernels::matvec;
+use oasis_models::cpu::kernels::{
+    KvRun, PrefillShape, decode_attention, matmul, matvec, prefill_attention, swiglu,
+};
 use oasis_models::weights::{Matrix, MatrixData};
 use rayon::prelude::*;
 
@@ -89,8 +91,137 @@ fn bench_matvec(floor: f64) {
     }
 }
 
+/// GFLOP/s of a prefill matrix product; the shapes are rows, input and output features.
+fn matmul_speed(rows: usize, inputs: usize, outputs: usize) -> f64 {
+    let (w, x) = (noise(outputs * inputs), noise(rows * inputs));
+    let mut y = vec![0.0; rows * outputs];
+    let seconds = fastest(|| matmul(&w, inputs, None, &x, &mut y, false));
+    2.0 * (rows * inputs * outputs) as f64 / seconds / 1e9
+}
+
+fn bench_matmul() -> f64 {
+    println!("matmul, 512 rows");
+    let mut peak = 0.0f64;
+    for (inputs, outputs) in [
+        (576, 576),
+        (576, 960),
+        (576, 3072),
+        (1536, 576),
+        (576, 49152),
+    ] {
+        let speed = matmul_speed(512, inputs, outputs);
+        peak = peak.max(speed);
+        println!("  [{outputs}][{inputs}]: {speed:.0} GFLOP/s");
+    }
+    peak
+}
+
+fn bench_decode_attention(floor: f64) {
+    println!("decode attention, cold entries of 16 tokens, tasks over KV heads");
+    for (head_dim, group, kv_heads, blocks) in [
+        (64, 3, 3, 128),
+        (64, 4, 8, 128),
+        (128, 4, 8, 128),
+        (32, 2, 2, 128),
+        (64, 4, 1, 4096),
+    ] {
+        let entry = 16 * head_dim;
+        let layers = (256 << 20) / (kv_heads * blocks * 2 * entry * 4) + 1;
+        let data = noise(layers * kv_heads * blocks * 2 * entry);
+        let heads: Vec<Vec<KvRun>> = data
+            .chunks(blocks * 2 * entry)
+            .map(|head| {
+                let run = |entry: &'_ [f32]| -> (usize, usize) { (entry.len() / 2, entry.len()) };
+                head.chunks(2 * entry)
+                    .map(|both| {
+                        let (middle, end) = run(both);
+                        KvRun {
+                            keys: &both[..middle],
+                            values: &both[middle..end],
+                            first_query: 0,
+                        }
+                    })
+                    .collect()
+            })
+            .collect();
+        for rows in [1, 2] {
+            let queries = noise(rows * group * head_dim);
+            let mut out = vec![0.0; kv_heads * queries.len()];
+            let seconds = rayon::scope(|_| {
+                fastest(|| {
+                    for layer in heads.chunks(kv_heads) {
+                        layer
+                            .par_iter()
+                            .zip(out.par_chunks_mut(queries.len()))
+                            .for_each(|(runs, out)| {
+                                decode_attention(&queries, head_dim, runs, 0.125, out);
+                            });
+                    }
+                })
+            });
+            let speed = (data.len() * 4) as f64 / seconds / 1e9;
+            println!(
+                "  head_dim {head_dim}, {kv_heads} KV heads, {blocks} blocks, {rows} rows x group {group}: {speed:.1} GB/s ({:.0}% of the floor), {:.1} us a layer",
+                100.0 * speed / floor,
+                seconds / layers as f64 * 1e6
+            );
+        }
+    }
+}
+
+fn bench_prefill_attention(peak: f64) {
+    println!("prefill attention, chunk of 512");
+    for (q_heads, kv_heads, head_dim, start) in [
+        (9, 3, 64, 0),
+        (9, 3, 64, 3584),
+        (32, 8, 64, 15872),
+        (32, 8, 128, 15872),
+        (4, 2, 32, 3584),
+    ] {
+        let (chunk, total) = (512, start + 512);
+        let shape = PrefillShape {
+            q_heads,
+            kv_heads,
+            head_dim,
+            start,
+        };
+        let queries = noise(chunk * q_heads * head_dim);
+        let (keys, values) = (
+            noise(kv_heads * total * head_dim),
+            noise(kv_heads * total * head_dim),
+        );
+        let mut out = vec![0.0; queries.len()];
+        let seconds = fastest(|| prefill_attention(shape, &queries, &keys, &values, &mut out));
+        let scores = chunk * start + chunk * (chunk + 1) / 2;
+        let speed = 4.0 * (scores * q_heads * head_dim) as f64 / seconds / 1e9;
+        println!(
+            "  {q_heads}/{kv_heads} heads of {head_dim}, start {start}: {speed:.0} GFLOP/s ({:.0}% of the fastest matmul), {:.2} ms",
+            100.0 * speed / peak,
+            seconds * 1e3
+        );
+    }
+}
+
+fn bench_swiglu() {
+    for (rows, width) in [(2, 1536), (512, 1536)] {
+        let gate_up = noise(rows * 2 * width);
+        let mut out = vec![0.0; rows * width];
+        let seconds = fastest(|| swiglu(&gate_up, width, &mut out));
+        println!(
+            "swiglu [{rows}][{width}]: {:.2} ns an element",
+            seconds * 1e9 / out.len() as f64
+        );
+    }
+}
+
 fn main() {
     println!("{} threads", rayon::current_num_threads());
     let floor = streaming(256 << 20);
     bench_matvec(floor);
+    let floor = streaming(256 << 20);
+    println!("streaming read {floor:.1} GB/s");
+    bench_decode_attention(floor);
+    let peak = bench_matmul();
+    bench_prefill_attention(peak);
+    bench_swiglu();
 }

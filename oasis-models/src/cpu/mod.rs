@@ -1,3 +1,4 @@
 //! The CPU executor.
 
 pub mod kernels;
+pub mod rope;

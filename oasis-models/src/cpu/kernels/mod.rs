@@ -9,6 +9,7 @@ mod matmul;
 mod matvec;
 mod norm;
 mod prefill_attention;
+mod rotate;
 mod simd;
 #[cfg(test)]
 pub(in crate::cpu) mod testing;
@@ -19,3 +20,4 @@ pub use matmul::{matmul, widen};
 pub use matvec::matvec;
 pub use norm::{rms_norm, rms_norm_heads, rms_norm_in_place};
 pub use prefill_attention::{PrefillShape, prefill_attention};
+pub(super) use rotate::rotate;
