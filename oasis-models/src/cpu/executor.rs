@@ -192,9 +192,11 @@ impl CpuExecutor {
         self.requests.get(&request).map(|r| r.logits.as_slice())
     }
 
-    /// The draft head's last guess: of the token after the one that the last step ran.
-    pub fn guess(&self, request: RequestId) -> Option<TokenId> {
-        self.requests.get(&request)?.draft.as_ref()?.guess
+    /// What the draft head said in a request's last step: logits `[draft_vocab]` and the token they guess, the one
+    /// after the token that the step ran.
+    pub fn draft(&self, request: RequestId) -> Option<(&[f32], TokenId)> {
+        let (logits, guess) = self.requests.get(&request)?.draft.as_ref()?.last.as_ref()?;
+        Some((logits, *guess))
     }
 
     /// A decode step with probe tokens: each runs where the draft token runs, over the same working set, and is seen by

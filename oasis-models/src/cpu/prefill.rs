@@ -120,7 +120,7 @@ impl Prefill {
         let (known, last) = self.taps.split_at((self.tokens - 1) * head.taps_width());
         let mut cache = head.new_cache(positions);
         head.prefill(&decoder.weights.embed, known, &prompt[1..], 0, &mut cache);
-        DraftState { cache, taps: last.to_vec(), guess: None }
+        DraftState { cache, taps: last.to_vec(), last: None }
     }
 }
 

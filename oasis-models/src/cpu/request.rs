@@ -42,6 +42,6 @@ pub(super) struct DraftState {
     pub cache: DraftCache,
     /// Target taps of the last position, `[3 * target_hidden]`, not yet in the cache: the token after it was not known.
     pub taps: Vec<f32>,
-    /// The last guess, for measurements.
-    pub guess: Option<TokenId>,
+    /// Draft logits of the last step, `[draft_vocab]`, and the guess they gave.
+    pub last: Option<(Vec<f32>, TokenId)>,
 }

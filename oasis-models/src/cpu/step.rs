@@ -148,10 +148,13 @@ impl CpuExecutor {
             })
             .collect();
         let logits = head.step(&model.decoder.weights.embed, &mut rows);
-        let guesses: Vec<TokenId> = logits.chunks_exact(logits.len() / rows.len()).map(|row| head.guess(row)).collect();
-        for (member, &guess) in members.iter_mut().zip(&guesses) {
+        let rows = rows.len();
+        let mut guesses = Vec::with_capacity(rows);
+        for (member, logits) in members.iter_mut().zip(logits.chunks_exact(logits.len() / rows)) {
+            let guess = head.guess(logits);
+            guesses.push(guess);
             if let Some(state) = &mut member.request.draft {
-                state.guess = Some(guess);
+                state.last = Some((logits.to_vec(), guess));
             }
         }
         self.tracer.record(Track::Foreground, "draft head", LayerId(0), Step(self.steps), start);
