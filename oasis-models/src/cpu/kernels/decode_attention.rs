@@ -180,6 +180,16 @@ impl Attend<'_> {
 #[inline(always)]
 fn score<S: Isa>(isa: S, query: &[f32], keys: &[f32], scale: f32, scores: &mut [f32; TILE]) {
     let dim = query.len();
+    // Whole blocks of the usual head sizes; the general path below gives the same bits.
+    if keys.len() == TILE * dim {
+        match dim {
+            32 => return score_block::<2, S>(isa, query, keys, scale, scores),
+            64 => return score_block::<4, S>(isa, query, keys, scale, scores),
+            96 => return score_block::<6, S>(isa, query, keys, scale, scores),
+            128 => return score_block::<8, S>(isa, query, keys, scale, scores),
+            _ => {}
+        }
+    }
     let mut groups = keys.chunks_exact(4 * dim);
     let mut token = 0;
     for group in &mut groups {
@@ -193,6 +203,27 @@ fn score<S: Isa>(isa: S, query: &[f32], keys: &[f32], scale: f32, scores: &mut [
         scores[token] = dots::<1, S>(isa, query, key)[0] * scale;
         token += 1;
     }
+}
+
+/// [`score`] for [`TILE`] keys of `D` vectors each.
+#[inline(always)]
+fn score_block<const D: usize, S: Isa>(
+    isa: S,
+    query: &[f32],
+    keys: &[f32],
+    scale: f32,
+    scores: &mut [f32; TILE],
+) {
+    let query = &query.as_chunks::<LANES>().0[..D];
+    let keys = &keys.as_chunks::<LANES>().0[..TILE * D];
+    let mut acc = [isa.splat(0.0); TILE];
+    for i in 0..D {
+        let vector = isa.load(&query[i]);
+        for token in 0..TILE {
+            acc[token] = isa.mul_add(vector, isa.load(&keys[token * D + i]), acc[token]);
+        }
+    }
+    isa.store(scores, isa.mul(isa.sums(acc), isa.splat(scale)));
 }
 
 /// Dot products of `query` with `N` keys.

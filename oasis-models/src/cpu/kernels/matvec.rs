@@ -203,7 +203,7 @@ impl<T: Element> Kernel for Columns<'_, '_, T> {
     #[inline(always)]
     fn run<S: Isa>(self, isa: S) {
         // Sixteen accumulators at most: four weight rows by four input rows, or two by eight.
-        if self.ys.len() <= 4 {
+        if self.ys.len() < 8 {
             self.tiles::<4, S>(isa)
         } else {
             self.tiles::<2, S>(isa)

@@ -60,6 +60,15 @@ pub(super) trait Isa: Copy {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// Sum of the lanes by halves: 16, 8, 4, 2, 1.
     fn sum(self, a: Self::V) -> f32;
+    /// [`sum`](Isa::sum) of each vector, in the lane of its index; the same bits.
+    #[inline(always)]
+    fn sums(self, vectors: [Self::V; LANES]) -> Self::V {
+        let mut sums = [0.0; LANES];
+        for (sum, vector) in sums.iter_mut().zip(vectors) {
+            *sum = self.sum(vector);
+        }
+        self.load(&sums)
+    }
     /// Largest lane.
     fn peak(self, a: Self::V) -> f32;
 }
@@ -119,6 +128,33 @@ mod x86 {
         #[inline(always)]
         fn sum(self, a: f32x16) -> f32 {
             self.reduce_sum_f32s(a)
+        }
+
+        #[inline(always)]
+        fn sums(self, v: [f32x16; LANES]) -> f32x16 {
+            // Each step adds the halves of two groups of vectors and packs the results into one.
+            let f = self.avx512f;
+            let mut quads = [self.splat(0.0); 4];
+            for (i, quad) in quads.iter_mut().enumerate() {
+                let mut pairs = [self.splat(0.0); 2];
+                for (j, pair) in pairs.iter_mut().enumerate() {
+                    let (a, b) = (cast(v[i + 8 * j]), cast(v[i + 8 * j + 4]));
+                    let low = cast(f._mm512_shuffle_f32x4::<0x44>(a, b));
+                    *pair = self.add_f32s(low, cast(f._mm512_shuffle_f32x4::<0xEE>(a, b)));
+                }
+                let (a, b) = (cast(pairs[0]), cast(pairs[1]));
+                let even = cast(f._mm512_shuffle_f32x4::<0x88>(a, b));
+                *quad = self.add_f32s(even, cast(f._mm512_shuffle_f32x4::<0xDD>(a, b)));
+            }
+            let mut eights = [self.splat(0.0); 2];
+            for (i, eight) in eights.iter_mut().enumerate() {
+                let (a, b) = (cast(quads[2 * i]), cast(quads[2 * i + 1]));
+                let low = cast(f._mm512_shuffle_ps::<0x44>(a, b));
+                *eight = self.add_f32s(low, cast(f._mm512_shuffle_ps::<0xEE>(a, b)));
+            }
+            let (a, b) = (cast(eights[0]), cast(eights[1]));
+            let even = cast(f._mm512_shuffle_ps::<0x88>(a, b));
+            self.add_f32s(even, cast(f._mm512_shuffle_ps::<0xDD>(a, b)))
         }
 
         #[inline(always)]
@@ -408,6 +444,17 @@ mod tests {
             isa.store(&mut back, load_part(isa, &lanes[..5]));
             assert_eq!(back[..6], [1.0, 2.0, 4.0, 8.0, 16.0, 0.0]);
             assert_eq!(isa.peak(isa.max(a, isa.splat(7.0))), 32_768.0);
+            let mut vectors = [isa.splat(0.0); LANES];
+            let mut expected = [0.0; LANES];
+            for (i, (vector, sum)) in vectors.iter_mut().zip(&mut expected).enumerate() {
+                let values: [f32; LANES] =
+                    std::array::from_fn(|lane| 1.0 / (3 * i + 5 * lane + 1) as f32);
+                *vector = isa.load(&values);
+                *sum = isa.sum(*vector);
+                assert_eq!(*sum, Portable.sum(values));
+            }
+            isa.store(&mut back, isa.sums(vectors));
+            assert_eq!(back, expected);
             for len in 0..40 {
                 let values: Vec<f32> = (0..len).map(|i| -((i as f32) - 7.0).abs()).collect();
                 assert_eq!(
