@@ -1,8 +1,10 @@
 //! Attention of a decode step: the query rows of one KV head over a list of KV runs.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
-use super::simd::{Isa, Kernel, LANES, dispatch, exp, load_part, max, sum};
+use super::simd::{Isa, Kernel, LANES, dispatch, exp, load_part};
 
 /// Tokens of one step of the online softmax.
 const TILE: usize = LANES;
@@ -134,12 +136,18 @@ impl Kernel for Attend<'_> {
             totals: vec![0.0; count],
             values: vec![0.0; self.queries.len()],
         };
+        let mut weights = vec![0.0; count * (TILE + 1)];
         let step = TILE * self.head_dim;
         for run in self.runs {
             for (keys, values) in run.keys.chunks(step).zip(run.values.chunks(step)) {
-                for query in run.first_query..count {
-                    self.tile(isa, &mut part, query, keys, values);
-                }
+                self.tile(
+                    isa,
+                    &mut part,
+                    &mut weights,
+                    run.first_query..count,
+                    keys,
+                    values,
+                );
             }
         }
         part
@@ -147,32 +155,59 @@ impl Kernel for Attend<'_> {
 }
 
 impl Attend<'_> {
-    /// One query over up to [`TILE`] tokens, whose keys and values stay in cache from one query to the next.
+    /// Some queries over up to [`TILE`] tokens, whose keys and values stay in cache from one query to the next.
+    /// `weights` is scratch `[queries][TILE + 1]`: what becomes of each token, and the factor on what was there before.
     #[inline(always)]
-    fn tile<S: Isa>(&self, isa: S, part: &mut Part, query: usize, keys: &[f32], values: &[f32]) {
+    fn tile<S: Isa>(
+        &self,
+        isa: S,
+        part: &mut Part,
+        weights: &mut [f32],
+        queries: Range<usize>,
+        keys: &[f32],
+        values: &[f32],
+    ) {
         let dim = self.head_dim;
-        let at = query * dim..(query + 1) * dim;
-        let mut scores = [f32::NEG_INFINITY; TILE];
-        score(
-            isa,
-            &self.queries[at.clone()],
-            keys,
-            self.scale,
-            &mut scores,
-        );
-        let before = part.peaks[query];
-        let tile = max(isa, &scores);
-        let peak = if tile > before { tile } else { before };
-        if peak == f32::NEG_INFINITY {
-            return;
+        let weights = &mut weights[..queries.len() * (TILE + 1)];
+        for (query, weights) in queries
+            .clone()
+            .zip(weights.as_chunks_mut::<{ TILE + 1 }>().0)
+        {
+            let mut scores = [f32::NEG_INFINITY; TILE];
+            score(
+                isa,
+                &self.queries[query * dim..][..dim],
+                keys,
+                self.scale,
+                &mut scores,
+            );
+            let before = part.peaks[query];
+            let tile = isa.peak(isa.load(&scores));
+            let peak = if tile > before { tile } else { before };
+            part.peaks[query] = peak;
+            // Where there is nothing to weigh yet, any finite reference will do.
+            let reference = if peak == f32::NEG_INFINITY { 0.0 } else { peak };
+            let (shifted, kept) = weights
+                .split_first_chunk_mut::<TILE>()
+                .expect("TILE + 1 weights");
+            isa.store(shifted, isa.add(isa.load(&scores), isa.splat(-reference)));
+            kept[0] = before - reference;
         }
-        let kept = exp(before - peak);
-        for score in &mut scores {
-            *score = exp(*score - peak);
+        // One loop over all queries: vectorised, and long enough to hide its latency.
+        weights.iter_mut().for_each(|weight| *weight = exp(*weight));
+        for (query, weights) in queries.zip(weights.as_chunks::<{ TILE + 1 }>().0) {
+            let (tokens, kept) = weights
+                .split_first_chunk::<TILE>()
+                .expect("TILE + 1 weights");
+            part.totals[query] = part.totals[query] * kept[0] + isa.sum(isa.load(tokens));
+            accumulate(
+                isa,
+                &mut part.values[query * dim..][..dim],
+                kept[0],
+                tokens,
+                values,
+            );
         }
-        part.peaks[query] = peak;
-        part.totals[query] = part.totals[query] * kept + sum(isa, &scores);
-        accumulate(isa, &mut part.values[at], kept, &scores, values);
     }
 }
 
