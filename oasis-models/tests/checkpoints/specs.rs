@@ -1,7 +1,6 @@
 //! config.json to specs: both spellings, every refusal.
 
-mod common;
-
+use crate::common;
 use oasis_models::checkpoint::{CheckpointError, parse_config};
 use oasis_models::spec::{MoeSpec, RopeScaling};
 use serde_json::{Value, json};

@@ -1,39 +1,19 @@
 //! Weights of safetensors folders: every element where the executors expect it, and every fault named.
 
-mod common;
-
 use std::path::Path;
 
+use crate::common::{self, floats, values};
+
 use oasis_models::checkpoint::{self, CheckpointError, Precision, Progress};
-use oasis_models::weights::{DecoderWeights, Matrix, MatrixData, Mlp};
+use oasis_models::weights::{DecoderWeights, MatrixData, Mlp};
 use safetensors::SafeTensors;
-
-fn floats(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
-    let tensor = file.tensor(name).unwrap();
-    match tensor.dtype() {
-        safetensors::Dtype::F32 => tensor.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        safetensors::Dtype::BF16 => {
-            tensor.data().as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect()
-        }
-        other => panic!("{other:?}"),
-    }
-}
-
-fn values(matrix: &Matrix) -> Vec<f32> {
-    let data = match &matrix.data {
-        MatrixData::F32(data) => data.clone(),
-        MatrixData::Bf16(data) => data.iter().map(|value| value.to_f32()).collect(),
-    };
-    assert_eq!(data.len(), matrix.rows * matrix.cols);
-    data
-}
 
 fn joined(file: &SafeTensors<'_>, prefix: &str, names: &[&str]) -> Vec<f32> {
     names.iter().flat_map(|name| floats(file, &format!("{prefix}.{name}.weight"))).collect()
 }
 
 /// Compares every tensor of a loaded decoder with the file's own.
-fn assert_same(weights: &DecoderWeights, path: &Path) {
+pub fn assert_same(weights: &DecoderWeights, path: &Path) {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(values(&weights.embed), floats(&file, "model.embed_tokens.weight"));

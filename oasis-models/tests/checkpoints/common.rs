@@ -1,7 +1,9 @@
 //! Files beside the workspace that not every checkout has: absent, tests say so aloud, and fail in CI.
-#![allow(dead_code, reason = "each test file uses a part")]
 
 use std::path::{Path, PathBuf};
+
+use oasis_models::weights::{Matrix, MatrixData};
+use safetensors::{Dtype, SafeTensors};
 
 /// The file or folder, or `None` after saying that the test is skipped.
 pub fn present(path: PathBuf, how: &str) -> Option<PathBuf> {
@@ -44,3 +46,23 @@ pub fn json(path: &Path) -> serde_json::Value {
 /// All fixture folders.
 pub const FIXTURES: [&str; 7] =
     ["qwen3", "qwen3-tied", "llama", "llama3-rope", "yarn-rope", "qwen3-moe", "qwen3-moe-mixed"];
+
+/// Elements of a tensor of a safetensors file, in f32.
+pub fn floats(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
+    let tensor = file.tensor(name).unwrap();
+    match tensor.dtype() {
+        Dtype::F32 => tensor.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        Dtype::BF16 => tensor.data().as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Elements of a matrix in f32, `[rows][cols]`.
+pub fn values(matrix: &Matrix) -> Vec<f32> {
+    let data = match &matrix.data {
+        MatrixData::F32(data) => data.clone(),
+        MatrixData::Bf16(data) => data.iter().map(|value| value.to_f32()).collect(),
+    };
+    assert_eq!(data.len(), matrix.rows * matrix.cols);
+    data
+}
