@@ -65,7 +65,7 @@ impl Mutation {
             if limit == 0 {
                 break;
             }
-            let place = |share: u32| (u64::from(share) * limit as u64 >> 32) as usize;
+            let place = |share: u32| ((u64::from(share) * limit as u64) >> 32) as usize;
             match *edit {
                 Edit::Set(at, byte) => out[place(at)] = byte,
                 Edit::Flip(at, bit) => out[place(at)] ^= 1 << bit,

@@ -183,3 +183,105 @@ fn absent_things_say_what_was_looked_for() {
     let error = open(&folder).unwrap_err();
     assert!(error.problem().hint.contains("save_file"), "{error}");
 }
+
+/// The tiny model with an edited config, tensors converted to other element types, and extra ones added.
+fn edited(
+    config: &[(&str, &str)],
+    edit: impl Fn(&str) -> Option<safetensors::Dtype>,
+    extra: &[(&str, Vec<f32>)],
+) -> checkpoint::Result<checkpoint::Checkpoint> {
+    let folder = copy(&["config.json"]);
+    config.iter().for_each(|(from, to)| edit_config(&folder, from, to));
+    let bytes = std::fs::read(common::asset("oasis-tiny").join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let encode = |name: &str, dtype| -> Vec<u8> {
+        let values = floats(&file, name).into_iter();
+        match dtype {
+            safetensors::Dtype::F16 => values.flat_map(|v| half::f16::from_f32(v).to_le_bytes()).collect(),
+            safetensors::Dtype::F32 => values.flat_map(f32::to_le_bytes).collect(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let mut tensors = Vec::new();
+    for (name, view) in file.tensors() {
+        let (dtype, data) = match edit(&name) {
+            Some(dtype) => (dtype, encode(&name, dtype)),
+            None => (view.dtype(), view.data().to_vec()),
+        };
+        tensors.push((name, dtype, view.shape().to_vec(), data));
+    }
+    for (name, values) in extra {
+        let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        tensors.push(((*name).to_owned(), safetensors::Dtype::F32, vec![values.len()], data));
+    }
+    let views = tensors.iter().map(|(name, dtype, shape, data)| {
+        (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
+    open(&folder)
+}
+
+#[test]
+fn a_fused_matrix_takes_the_wider_type_unless_told() {
+    let wide = |name: &str| match name {
+        "model.layers.0.self_attn.k_proj.weight" => Some(safetensors::Dtype::F32),
+        "model.layers.1.mlp.up_proj.weight" => Some(safetensors::Dtype::F16),
+        _ => None,
+    };
+    let opened = edited(&[], wide, &[]).unwrap();
+    let weights = opened.load_weights(Precision::Auto, &mut |_| {}).unwrap();
+    assert!(matches!(weights.layers[0].attention.qkv.data, MatrixData::F32(_)));
+    let Mlp::Dense(mlp) = &weights.layers[1].mlp else { panic!("expected a dense MLP") };
+    assert!(matches!((&mlp.gate_up.data, &mlp.down.data), (MatrixData::F32(_), MatrixData::Bf16(_))));
+    assert!(matches!(weights.layers[1].attention.qkv.data, MatrixData::Bf16(_)));
+    let path = common::asset("oasis-tiny").join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    // bf16 has a wider range than f16: small values were rounded when the test stored them.
+    let halves =
+        floats(&file, "model.layers.1.mlp.up_proj.weight").into_iter().map(|v| half::f16::from_f32(v).to_f32());
+    assert_eq!(values(&mlp.gate_up)[768 * 256..], halves.collect::<Vec<_>>());
+
+    let widened = edited(&[], |name| name.contains("k_proj").then_some(safetensors::Dtype::F32), &[]).unwrap();
+    let narrow = widened.load_weights(Precision::Bf16, &mut |_| {}).unwrap();
+    assert!(matches!(narrow.layers[0].attention.qkv.data, MatrixData::Bf16(_)));
+    assert_same(&narrow, &path);
+}
+
+#[test]
+fn attention_biases_load_and_one_on_the_output_must_be_zero() {
+    let config = [("\"attention_bias\": false", "\"attention_bias\": true")];
+    let names =
+        |part: &str| (0..6).map(|layer| format!("model.layers.{layer}.self_attn.{part}_proj.bias")).collect::<Vec<_>>();
+    let (q, k, v, o) = (names("q"), names("k"), names("v"), names("o"));
+    let biases = |output: f32| {
+        let mut extra = Vec::new();
+        for layer in 0..6 {
+            extra.push((q[layer].as_str(), (0..512).map(|i| i as f32).collect()));
+            extra.push((k[layer].as_str(), vec![-1.0; 128]));
+            extra.push((v[layer].as_str(), vec![-2.0; 128]));
+            extra.push((o[layer].as_str(), vec![output; 256]));
+        }
+        extra
+    };
+    let opened = edited(&config, |_| None, &biases(0.0)).unwrap();
+    let weights = opened.load_weights(Precision::Auto, &mut |_| {}).unwrap();
+    let bias = weights.layers[3].attention.qkv_bias.as_ref().unwrap();
+    assert_eq!((bias.len(), bias[511], bias[512], bias[767]), (768, 511.0, -1.0, -2.0));
+    let refused = edited(&config, |_| None, &biases(0.5)).unwrap();
+    let error = refused.load_weights(Precision::Auto, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, CheckpointError::Unsupported(_)) && error.to_string().contains("o_proj.bias"), "{error}");
+    let unannounced = edited(&[], |_| None, &biases(0.0)).unwrap();
+    assert!(matches!(unannounced.check_weights(), Err(CheckpointError::UnexpectedTensor(_))));
+}
+
+#[test]
+fn integers_are_no_weights() {
+    let folder = copy(&["config.json"]);
+    let data = vec![0; 4096 * 256 * 4];
+    let view = safetensors::tensor::TensorView::new(safetensors::Dtype::I32, vec![4096, 256], &data).unwrap();
+    let path = folder.path().join("model.safetensors");
+    safetensors::serialize_to_file([("model.embed_tokens.weight", view)], None, &path).unwrap();
+    let error = open(&folder).unwrap().check_weights().unwrap_err();
+    assert!(matches!(error, CheckpointError::WrongDtype(_)) && error.to_string().contains("I32"), "{error}");
+}
