@@ -1,6 +1,6 @@
 //! Choosing the next token from logits.
 
-pub use oasis_core::sampling::SamplingParams;
+use oasis_core::sampling::SamplingParams;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
