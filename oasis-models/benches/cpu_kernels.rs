@@ -102,11 +102,18 @@ fn bench_decode_attention(floor: f64) {
         let heads: Vec<Vec<KvRun>> = data
             .chunks(blocks * 2 * entry)
             .map(|head| {
-                let run = |entry: &'_ [f32]| -> (usize, usize) { (entry.len() / 2, entry.len()) };
                 head.chunks(2 * entry)
+<<<<<<< HEAD
                     .map(|both| {
                         let (middle, end) = run(both);
                         KvRun { keys: &both[..middle], values: &both[middle..end], first_query: 0 }
+=======
+                    .map(|both| both.split_at(both.len() / 2))
+                    .map(|(keys, values)| KvRun {
+                        keys,
+                        values,
+                        first_query: 0,
+>>>>>>> kernels
                     })
                     .collect()
             })

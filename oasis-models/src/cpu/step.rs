@@ -108,7 +108,7 @@ impl CpuExecutor {
 
     fn forward(&mut self, step: Step, members: &mut [Member], probes: &[&[TokenId]]) {
         let model = self.model.clone();
-        let guesses = self.draft(members);
+        let guesses = self.propose(members);
         let (mut tokens, mut positions) = (Vec::new(), Vec::new());
         for (i, member) in members.iter_mut().enumerate() {
             let (start, position) = (tokens.len(), member.request.position);
@@ -136,7 +136,7 @@ impl CpuExecutor {
     }
 
     /// The draft head's guess of the token after the given one, for every member.
-    fn draft(&mut self, members: &mut [Member]) -> Vec<TokenId> {
+    fn propose(&mut self, members: &mut [Member]) -> Vec<TokenId> {
         let model = self.model.clone();
         let Some(head) = model.draft.as_ref().filter(|_| self.drafts) else { return Vec::new() };
         let start = Instant::now();

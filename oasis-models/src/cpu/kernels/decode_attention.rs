@@ -1,8 +1,10 @@
 //! Attention of a decode step: the query rows of one KV head over a list of KV runs.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
-use super::simd::{Isa, Kernel, LANES, dispatch, exp, load_part, max, sum};
+use super::simd::{Isa, Kernel, LANES, dispatch, exp, load_part};
 
 /// Tokens of one step of the online softmax.
 const TILE: usize = LANES;
@@ -34,16 +36,47 @@ pub struct KvRun<'a> {
 ///
 /// # Panics
 /// When a slice's length does not match the shapes above.
-pub fn decode_attention(queries: &[f32], head_dim: usize, runs: &[KvRun], scale: f32, out: &mut [f32]) {
-    assert!(head_dim > 0 && queries.len().is_multiple_of(head_dim), "attention: queries are not [queries][{head_dim}]");
-    assert_eq!(queries.len(), out.len(), "attention: queries and out differ in length");
+pub fn decode_attention(
+    queries: &[f32],
+    head_dim: usize,
+    runs: &[KvRun],
+    scale: f32,
+    out: &mut [f32],
+) {
+    assert!(
+        head_dim > 0 && queries.len().is_multiple_of(head_dim),
+        "attention: queries are not [queries][{head_dim}]"
+    );
+    assert_eq!(
+        queries.len(),
+        out.len(),
+        "attention: queries and out differ in length"
+    );
     for run in runs {
-        assert_eq!(run.keys.len(), run.values.len(), "attention: a run's keys and values differ in length");
-        assert_eq!(run.keys.len() % head_dim, 0, "attention: a run is not [tokens][{head_dim}]");
+        assert_eq!(
+            run.keys.len(),
+            run.values.len(),
+            "attention: a run's keys and values differ in length"
+        );
+        assert_eq!(
+            run.keys.len() % head_dim,
+            0,
+            "attention: a run is not [tokens][{head_dim}]"
+        );
     }
-    let attend = |runs| dispatch(Attend { queries, head_dim, runs, scale });
-    let parts: Vec<Part> =
-        if runs.len() <= PART_RUNS { vec![attend(runs)] } else { runs.par_chunks(PART_RUNS).map(attend).collect() };
+    let attend = |runs| {
+        dispatch(Attend {
+            queries,
+            head_dim,
+            runs,
+            scale,
+        })
+    };
+    let parts: Vec<Part> = if runs.len() <= PART_RUNS {
+        vec![attend(runs)]
+    } else {
+        runs.par_chunks(PART_RUNS).map(attend).collect()
+    };
     for (query, out) in out.chunks_exact_mut(head_dim).enumerate() {
         combine(&parts, query, out);
     }
@@ -53,8 +86,13 @@ pub fn decode_attention(queries: &[f32], head_dim: usize, runs: &[KvRun], scale:
 fn combine(parts: &[Part], query: usize, out: &mut [f32]) {
     out.fill(0.0);
     let seen = || parts.iter().filter(|part| part.totals[query] != 0.0);
-    let peak =
-        seen().fold(f32::NEG_INFINITY, |max, part| if part.peaks[query] > max { part.peaks[query] } else { max });
+    let peak = seen().fold(f32::NEG_INFINITY, |max, part| {
+        if part.peaks[query] > max {
+            part.peaks[query]
+        } else {
+            max
+        }
+    });
     let mut total = 0.0;
     for part in seen() {
         let weight = exp(part.peaks[query] - peak);
@@ -98,12 +136,18 @@ impl Kernel for Attend<'_> {
             totals: vec![0.0; count],
             values: vec![0.0; self.queries.len()],
         };
+        let mut weights = vec![0.0; count * (TILE + 1)];
         let step = TILE * self.head_dim;
         for run in self.runs {
             for (keys, values) in run.keys.chunks(step).zip(run.values.chunks(step)) {
-                for query in run.first_query..count {
-                    self.tile(isa, &mut part, query, keys, values);
-                }
+                self.tile(
+                    isa,
+                    &mut part,
+                    &mut weights,
+                    run.first_query..count,
+                    keys,
+                    values,
+                );
             }
         }
         part
@@ -111,26 +155,59 @@ impl Kernel for Attend<'_> {
 }
 
 impl Attend<'_> {
-    /// One query over up to [`TILE`] tokens, whose keys and values stay in cache from one query to the next.
+    /// Some queries over up to [`TILE`] tokens, whose keys and values stay in cache from one query to the next.
+    /// `weights` is scratch `[queries][TILE + 1]`: what becomes of each token, and the factor on what was there before.
     #[inline(always)]
-    fn tile<S: Isa>(&self, isa: S, part: &mut Part, query: usize, keys: &[f32], values: &[f32]) {
+    fn tile<S: Isa>(
+        &self,
+        isa: S,
+        part: &mut Part,
+        weights: &mut [f32],
+        queries: Range<usize>,
+        keys: &[f32],
+        values: &[f32],
+    ) {
         let dim = self.head_dim;
-        let at = query * dim..(query + 1) * dim;
-        let mut scores = [f32::NEG_INFINITY; TILE];
-        score(isa, &self.queries[at.clone()], keys, self.scale, &mut scores);
-        let before = part.peaks[query];
-        let tile = max(isa, &scores);
-        let peak = if tile > before { tile } else { before };
-        if peak == f32::NEG_INFINITY {
-            return;
+        let weights = &mut weights[..queries.len() * (TILE + 1)];
+        for (query, weights) in queries
+            .clone()
+            .zip(weights.as_chunks_mut::<{ TILE + 1 }>().0)
+        {
+            let mut scores = [f32::NEG_INFINITY; TILE];
+            score(
+                isa,
+                &self.queries[query * dim..][..dim],
+                keys,
+                self.scale,
+                &mut scores,
+            );
+            let before = part.peaks[query];
+            let tile = isa.peak(isa.load(&scores));
+            let peak = if tile > before { tile } else { before };
+            part.peaks[query] = peak;
+            // Where there is nothing to weigh yet, any finite reference will do.
+            let reference = if peak == f32::NEG_INFINITY { 0.0 } else { peak };
+            let (shifted, kept) = weights
+                .split_first_chunk_mut::<TILE>()
+                .expect("TILE + 1 weights");
+            isa.store(shifted, isa.add(isa.load(&scores), isa.splat(-reference)));
+            kept[0] = before - reference;
         }
-        let kept = exp(before - peak);
-        for score in &mut scores {
-            *score = exp(*score - peak);
+        // One loop over all queries: vectorised, and long enough to hide its latency.
+        weights.iter_mut().for_each(|weight| *weight = exp(*weight));
+        for (query, weights) in queries.zip(weights.as_chunks::<{ TILE + 1 }>().0) {
+            let (tokens, kept) = weights
+                .split_first_chunk::<TILE>()
+                .expect("TILE + 1 weights");
+            part.totals[query] = part.totals[query] * kept[0] + isa.sum(isa.load(tokens));
+            accumulate(
+                isa,
+                &mut part.values[query * dim..][..dim],
+                kept[0],
+                tokens,
+                values,
+            );
         }
-        part.peaks[query] = peak;
-        part.totals[query] = part.totals[query] * kept + sum(isa, &scores);
-        accumulate(isa, &mut part.values[at], kept, &scores, values);
     }
 }
 
@@ -138,6 +215,16 @@ impl Attend<'_> {
 #[inline(always)]
 fn score<S: Isa>(isa: S, query: &[f32], keys: &[f32], scale: f32, scores: &mut [f32; TILE]) {
     let dim = query.len();
+    // Whole blocks of the usual head sizes; the general path below gives the same bits.
+    if keys.len() == TILE * dim {
+        match dim {
+            32 => return score_block::<2, S>(isa, query, keys, scale, scores),
+            64 => return score_block::<4, S>(isa, query, keys, scale, scores),
+            96 => return score_block::<6, S>(isa, query, keys, scale, scores),
+            128 => return score_block::<8, S>(isa, query, keys, scale, scores),
+            _ => {}
+        }
+    }
     let mut groups = keys.chunks_exact(4 * dim);
     let mut token = 0;
     for group in &mut groups {
@@ -151,6 +238,27 @@ fn score<S: Isa>(isa: S, query: &[f32], keys: &[f32], scale: f32, scores: &mut [
         scores[token] = dots::<1, S>(isa, query, key)[0] * scale;
         token += 1;
     }
+}
+
+/// [`score`] for [`TILE`] keys of `D` vectors each.
+#[inline(always)]
+fn score_block<const D: usize, S: Isa>(
+    isa: S,
+    query: &[f32],
+    keys: &[f32],
+    scale: f32,
+    scores: &mut [f32; TILE],
+) {
+    let query = &query.as_chunks::<LANES>().0[..D];
+    let keys = &keys.as_chunks::<LANES>().0[..TILE * D];
+    let mut acc = [isa.splat(0.0); TILE];
+    for i in 0..D {
+        let vector = isa.load(&query[i]);
+        for token in 0..TILE {
+            acc[token] = isa.mul_add(vector, isa.load(&keys[token * D + i]), acc[token]);
+        }
+    }
+    isa.store(scores, isa.mul(isa.sums(acc), isa.splat(scale)));
 }
 
 /// Dot products of `query` with `N` keys.
@@ -247,12 +355,24 @@ mod tests {
         counts
             .iter()
             .enumerate()
-            .map(|(i, n)| (noise(n * dim, 2 * i as u64 + 1), noise(n * dim, 2 * i as u64)))
+            .map(|(i, n)| {
+                (
+                    noise(n * dim, 2 * i as u64 + 1),
+                    noise(n * dim, 2 * i as u64),
+                )
+            })
             .collect()
     }
 
     fn runs(cache: &[(Vec<f32>, Vec<f32>)]) -> Vec<KvRun<'_>> {
-        cache.iter().map(|(keys, values)| KvRun { keys, values, first_query: 0 }).collect()
+        cache
+            .iter()
+            .map(|(keys, values)| KvRun {
+                keys,
+                values,
+                first_query: 0,
+            })
+            .collect()
     }
 
     fn apply(queries: &[f32], dim: usize, runs: &[KvRun]) -> Vec<f32> {
@@ -269,9 +389,16 @@ mod tests {
                 let queries: Vec<f32> = noise(3 * dim, 99).iter().map(|x| x * 8.0).collect();
                 let out = apply(&queries, dim, &runs(&cache));
                 let keys: Vec<f32> = cache.iter().flat_map(|(keys, _)| keys.clone()).collect();
-                let values: Vec<f32> = cache.iter().flat_map(|(_, values)| values.clone()).collect();
+                let values: Vec<f32> = cache
+                    .iter()
+                    .flat_map(|(_, values)| values.clone())
+                    .collect();
                 for (query, out) in queries.chunks(dim).zip(out.chunks(dim)) {
-                    assert_close(out, &attend(query, &keys, &values, 1.0 / (dim as f64).sqrt()), 5e-6);
+                    assert_close(
+                        out,
+                        &attend(query, &keys, &values, 1.0 / (dim as f64).sqrt()),
+                        5e-6,
+                    );
                 }
             }
         }
@@ -284,8 +411,10 @@ mod tests {
                 let cache = cache(&vec![16; blocks], dim);
                 let runs = runs(&cache);
                 let queries = noise(9 * dim, 7);
-                let alone: Vec<f32> =
-                    queries.chunks(dim).flat_map(|query| in_pool(1, || apply(query, dim, &runs))).collect();
+                let alone: Vec<f32> = queries
+                    .chunks(dim)
+                    .flat_map(|query| in_pool(1, || apply(query, dim, &runs)))
+                    .collect();
                 for (count, threads) in [(2, 2), (8, 1), (9, 5)] {
                     let together = in_pool(threads, || apply(&queries[..count * dim], dim, &runs));
                     assert_eq!(together, alone[..count * dim]);
@@ -303,7 +432,11 @@ mod tests {
             let queries = noise(8 * dim, 7);
             let normal = apply(&queries[..4 * dim], dim, &runs(&cache));
             let mut all = runs(&cache);
-            all.push(KvRun { keys: &draft.0, values: &draft.1, first_query: 4 });
+            all.push(KvRun {
+                keys: &draft.0,
+                values: &draft.1,
+                first_query: 4,
+            });
             let both = apply(&queries, dim, &all);
             assert_eq!(both[..4 * dim], normal);
             all.last_mut().expect("the draft run").first_query = 0;
@@ -326,7 +459,11 @@ mod tests {
     fn extreme_scores_stay_finite() {
         let keys = [1e19f32, 0.0, -1e19, 0.0];
         let values = [1.0f32, 2.0, 3.0, 4.0];
-        let run = KvRun { keys: &keys, values: &values, first_query: 0 };
+        let run = KvRun {
+            keys: &keys,
+            values: &values,
+            first_query: 0,
+        };
         let mut out = [0.0; 2];
         decode_attention(&[1e18, 0.0], 2, &[run], 1.0, &mut out);
         assert_eq!(out, [1.0, 2.0]);

@@ -60,131 +60,21 @@ pub(super) trait Isa: Copy {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// Sum of the lanes by halves: 16, 8, 4, 2, 1.
     fn sum(self, a: Self::V) -> f32;
+    /// [`sum`](Isa::sum) of each vector, in the lane of its index; the same bits.
+    #[inline(always)]
+    fn sums(self, vectors: [Self::V; LANES]) -> Self::V {
+        let mut sums = [0.0; LANES];
+        for (sum, vector) in sums.iter_mut().zip(vectors) {
+            *sum = self.sum(vector);
+        }
+        self.load(&sums)
+    }
     /// Largest lane.
     fn peak(self, a: Self::V) -> f32;
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
-    use half::bf16;
-    use pulp::x86::{V3, V4};
-    use pulp::{Simd, cast, f32x8, f32x16, u16x8, u16x16};
-
-    use super::{Isa, LANES};
-
-    impl Isa for V4 {
-        type V = f32x16;
-
-        #[inline(always)]
-        fn splat(self, value: f32) -> f32x16 {
-            self.splat_f32x16(value)
-        }
-
-        #[inline(always)]
-        fn load(self, from: &[f32; LANES]) -> f32x16 {
-            cast(*from)
-        }
-
-        #[inline(always)]
-        fn load_bf16(self, from: &[bf16; LANES]) -> f32x16 {
-            let bits: u16x16 = bytemuck::cast(*from);
-            cast(self.shl_const_u32x16::<16>(self.convert_u16x16_to_u32x16(bits)))
-        }
-
-        #[inline(always)]
-        fn store(self, to: &mut [f32; LANES], value: f32x16) {
-            *to = cast(value);
-        }
-
-        #[inline(always)]
-        fn add(self, a: f32x16, b: f32x16) -> f32x16 {
-            self.add_f32s(a, b)
-        }
-
-        #[inline(always)]
-        fn mul(self, a: f32x16, b: f32x16) -> f32x16 {
-            self.mul_f32s(a, b)
-        }
-
-        #[inline(always)]
-        fn mul_add(self, a: f32x16, b: f32x16, c: f32x16) -> f32x16 {
-            self.mul_add_f32s(a, b, c)
-        }
-
-        #[inline(always)]
-        fn max(self, a: f32x16, b: f32x16) -> f32x16 {
-            self.max_f32s(a, b)
-        }
-
-        #[inline(always)]
-        fn sum(self, a: f32x16) -> f32 {
-            self.reduce_sum_f32s(a)
-        }
-
-        #[inline(always)]
-        fn peak(self, a: f32x16) -> f32 {
-            self.reduce_max_f32s(a)
-        }
-    }
-
-    impl Isa for V3 {
-        type V = [f32x8; 2];
-
-        #[inline(always)]
-        fn splat(self, value: f32) -> [f32x8; 2] {
-            [self.splat_f32x8(value); 2]
-        }
-
-        #[inline(always)]
-        fn load(self, from: &[f32; LANES]) -> [f32x8; 2] {
-            cast(*from)
-        }
-
-        #[inline(always)]
-        fn load_bf16(self, from: &[bf16; LANES]) -> [f32x8; 2] {
-            let bits: [u16x8; 2] = bytemuck::cast(*from);
-            bits.map(
-                #[inline(always)]
-                |bits| cast(self.shl_const_u32x8::<16>(self.convert_u16x8_to_u32x8(bits))),
-            )
-        }
-
-        #[inline(always)]
-        fn store(self, to: &mut [f32; LANES], value: [f32x8; 2]) {
-            *to = cast(value);
-        }
-
-        #[inline(always)]
-        fn add(self, a: [f32x8; 2], b: [f32x8; 2]) -> [f32x8; 2] {
-            [self.add_f32s(a[0], b[0]), self.add_f32s(a[1], b[1])]
-        }
-
-        #[inline(always)]
-        fn mul(self, a: [f32x8; 2], b: [f32x8; 2]) -> [f32x8; 2] {
-            [self.mul_f32s(a[0], b[0]), self.mul_f32s(a[1], b[1])]
-        }
-
-        #[inline(always)]
-        fn mul_add(self, a: [f32x8; 2], b: [f32x8; 2], c: [f32x8; 2]) -> [f32x8; 2] {
-            [self.mul_add_f32s(a[0], b[0], c[0]), self.mul_add_f32s(a[1], b[1], c[1])]
-        }
-
-        #[inline(always)]
-        fn max(self, a: [f32x8; 2], b: [f32x8; 2]) -> [f32x8; 2] {
-            [self.max_f32s(a[0], b[0]), self.max_f32s(a[1], b[1])]
-        }
-
-        #[inline(always)]
-        fn sum(self, a: [f32x8; 2]) -> f32 {
-            self.reduce_sum_f32s(self.add_f32s(a[0], a[1]))
-        }
-
-        #[inline(always)]
-        fn peak(self, a: [f32x8; 2]) -> f32 {
-            self.reduce_max_f32s(self.max_f32s(a[0], a[1]))
-        }
-    }
-}
+mod x86;
 
 /// Plain arrays, for machines without a faster path.
 #[derive(Clone, Copy)]
@@ -240,7 +130,8 @@ impl Isa for Portable {
 
     #[inline(always)]
     fn peak(self, a: Self::V) -> f32 {
-        a.into_iter().fold(f32::NEG_INFINITY, |max, x| if x > max { x } else { max })
+        a.into_iter()
+            .fold(f32::NEG_INFINITY, |max, x| if x > max { x } else { max })
     }
 
     #[inline(always)]
@@ -298,7 +189,8 @@ pub(super) fn max<S: Isa>(isa: S, values: &[f32]) -> f32 {
     for vector in vectors {
         lanes = isa.max(isa.load(vector), lanes);
     }
-    tail.iter().fold(isa.peak(lanes), |max, &x| if x > max { x } else { max })
+    tail.iter()
+        .fold(isa.peak(lanes), |max, &x| if x > max { x } else { max })
 }
 
 /// Sum of `values`, in lanes.
@@ -403,11 +295,28 @@ mod tests {
             isa.store(&mut back, load_part(isa, &lanes[..5]));
             assert_eq!(back[..6], [1.0, 2.0, 4.0, 8.0, 16.0, 0.0]);
             assert_eq!(isa.peak(isa.max(a, isa.splat(7.0))), 32_768.0);
+            let mut vectors = [isa.splat(0.0); LANES];
+            let mut expected = [0.0; LANES];
+            for (i, (vector, sum)) in vectors.iter_mut().zip(&mut expected).enumerate() {
+                let values: [f32; LANES] =
+                    std::array::from_fn(|lane| 1.0 / (3 * i + 5 * lane + 1) as f32);
+                *vector = isa.load(&values);
+                *sum = isa.sum(*vector);
+                assert_eq!(*sum, Portable.sum(values));
+            }
+            isa.store(&mut back, isa.sums(vectors));
+            assert_eq!(back, expected);
             for len in 0..40 {
                 let values: Vec<f32> = (0..len).map(|i| -((i as f32) - 7.0).abs()).collect();
-                assert_eq!(max(isa, &values), values.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+                assert_eq!(
+                    max(isa, &values),
+                    values.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+                );
                 assert_eq!(sum(isa, &values), values.iter().sum::<f32>());
-                assert_eq!(sum_of_squares(isa, &values), values.iter().map(|x| x * x).sum::<f32>());
+                assert_eq!(
+                    sum_of_squares(isa, &values),
+                    values.iter().map(|x| x * x).sum::<f32>()
+                );
             }
         }
     }
