@@ -1,6 +1,6 @@
 //! Arguments: what can be said on the command line, and nothing of what it does.
 
-use crate::commands::{check, completions, doctor, explain, list, pull};
+use crate::commands::{check, completions, doctor, explain, list, pull, run};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -33,6 +33,8 @@ pub struct GlobalArgs {
 /// What `oasis` can do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Answer a prompt and say what it cost
+    Run(run::RunArgs),
     /// List the policies, transports and stores that are linked in
     List(list::ListArgs),
     /// Print every configuration value and where it came from

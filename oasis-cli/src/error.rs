@@ -4,6 +4,7 @@ use oasis_core::config::ConfigError;
 use oasis_core::policy::SpecError;
 use oasis_core::registry::{CatalogueError, Role};
 use oasis_cuda::CudaUnavailable;
+use oasis_models::checkpoint::CheckpointError;
 use std::io;
 use std::process::ExitCode;
 
@@ -79,6 +80,13 @@ impl From<CatalogueError> for CliError {
 impl From<CudaUnavailable> for CliError {
     fn from(error: CudaUnavailable) -> Self {
         Self::Input(error.to_string())
+    }
+}
+
+impl From<CheckpointError> for CliError {
+    fn from(error: CheckpointError) -> Self {
+        let problem = error.problem();
+        Self::input(format!("{}: expected {}, found {}", problem.what, problem.expected, problem.found), &problem.hint)
     }
 }
 

@@ -16,16 +16,19 @@ use oasis_transport as _;
 
 mod assemble;
 mod cli;
-pub mod commands;
-pub mod env;
-pub mod error;
+mod commands;
+mod env;
+mod error;
+mod generate;
 mod hub;
-pub mod interrupt;
+mod interrupt;
 mod machine;
-pub mod progress;
-pub mod report;
+mod progress;
+mod prompt;
+mod report;
 mod settings;
-pub mod text;
+mod text;
+mod tokens;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -71,6 +74,7 @@ pub fn main() -> ExitCode {
 fn run(cli: &Cli, out: &mut dyn Write) -> CliResult {
     oasis_core::registry::check_catalogue()?;
     match &cli.command {
+        Command::Run(args) => commands::run::run(args, &cli.global, out),
         Command::List(args) => commands::list::run(args, out),
         Command::Explain(args) => commands::explain::run(args, &cli.global, out),
         Command::Check(args) => commands::check::run(args, &cli.global, out),

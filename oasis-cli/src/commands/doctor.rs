@@ -7,6 +7,7 @@ use crate::{env, hub, settings, text};
 use clap::Args;
 use oasis_core::registry::{self, Role};
 use oasis_cuda::{CudaProbe, CudaUnavailable};
+use oasis_models::checkpoint::{EMBEDDED_HEADS, EMBEDDED_MODELS};
 use serde::Serialize;
 use std::io::Write;
 
@@ -152,6 +153,8 @@ fn rows(found: &Findings) -> Vec<Vec<String>> {
     rows.push(("config file", found.config.file.clone().unwrap_or_else(|| "none, defaults only".to_owned())));
     let plugins: Vec<String> = found.plugins.iter().map(|(role, count)| format!("{count} {role}")).collect();
     rows.push(("plugins", plugins.join(", ")));
+    rows.push(("embedded models", EMBEDDED_MODELS.join(", ")));
+    rows.push(("embedded heads", EMBEDDED_HEADS.join(", ")));
     rows.push(("model cache", found.models.cache.clone().unwrap_or_else(|| "none".to_owned())));
     rows.push(("in the cache", match found.models.cached.as_slice() {
         [] => "nothing; `oasis pull REPO` downloads a model".to_owned(),

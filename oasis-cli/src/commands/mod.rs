@@ -6,3 +6,4 @@ pub mod doctor;
 pub mod explain;
 pub mod list;
 pub mod pull;
+pub mod run;

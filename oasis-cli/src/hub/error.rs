@@ -25,8 +25,8 @@ impl Place<'_> {
             ApiError::RequestError(http) => self.explain_http(*http),
             ApiError::TooManyRetries(inner) => self.explain(*inner),
             ApiError::IoError(error) => CliError::failure(
-                format!("{}: expected to write the download, found: {error}", self.what()),
-                "what has arrived is kept; the same command goes on from there",
+                format!("{}: the download broke off: {error}", self.what()),
+                "run the same command again: it goes on from what has arrived",
             ),
             ApiError::LockAcquisition(path) => CliError::failure(
                 format!("{}: another process holds {}", self.what(), path.display()),
