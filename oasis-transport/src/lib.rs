@@ -1,1 +1,6 @@
-//! Built-in transports and KV stores of OasisKV.
+//! Built-in transports and KV stores of OasisKV, one file a kind.
+//!
+//! A program that wants them by name links this crate: `use oasis_transport as _;`.
+
+pub mod stores;
+pub mod transports;

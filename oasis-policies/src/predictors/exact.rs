@@ -1,0 +1,33 @@
+//! `exact`: no prediction.
+
+use super::ScoreRanker;
+use oasis_core::policy::{Aggregate, Predictor, PredictorSpec, QuerySource, SpecError};
+use serde::{Deserialize, Serialize};
+
+/// Ranks blocks by the query that is about to attend, so that selection and transfer stand in the way of its attention.
+/// What a perfect predictor would choose: the ceiling of quality and the floor of speed.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Exact {
+    /// How the scores of the query heads that share a KV head become one.
+    pub aggregate: Aggregate,
+}
+
+oasis_core::register! {
+    kind: "exact", about: "Ranks by the very query that will attend: the step waits for selection and transfer", device_code: false,
+    impl PredictorSpec for Exact {
+        fn build(&self) -> Result<Box<dyn Predictor>, SpecError> {
+            Ok(ScoreRanker::boxed(QuerySource::Exact, self.aggregate))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_by_its_own_query() {
+        assert_eq!(Exact::default().build().unwrap().query_source(), QuerySource::Exact);
+    }
+}

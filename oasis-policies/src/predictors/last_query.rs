@@ -1,0 +1,33 @@
+//! `last-query`: the present stands for the future.
+
+use super::ScoreRanker;
+use oasis_core::policy::{Aggregate, Predictor, PredictorSpec, QuerySource, SpecError};
+use serde::{Deserialize, Serialize};
+
+/// Ranks blocks by this step's query, taken as the next one's. Needs no draft head; the baseline that lookahead must
+/// beat.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LastQuery {
+    /// How the scores of the query heads that share a KV head become one.
+    pub aggregate: Aggregate,
+}
+
+oasis_core::register! {
+    kind: "last-query", about: "Ranks by this step's own query: needs no draft head, one step late", device_code: false,
+    impl PredictorSpec for LastQuery {
+        fn build(&self) -> Result<Box<dyn Predictor>, SpecError> {
+            Ok(ScoreRanker::boxed(QuerySource::Current, self.aggregate))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_by_its_own_query() {
+        assert_eq!(LastQuery::default().build().unwrap().query_source(), QuerySource::Current);
+    }
+}

@@ -1,0 +1,102 @@
+//! Scoring of linear summarizers, `score(q, rows) = expand(q) . rows`: one pass over the summaries.
+//!
+//! Compiled once for every SIMD level and chosen at run time. Products are added in [`LANES`] fixed lanes with fused
+//! multiply-add and the lanes in a fixed tree, so that every machine gives the same scores.
+
+use oasis_core::geometry::HeadShape;
+use oasis_core::policy::{Aggregate, ScoreTask};
+use pulp::Arch;
+
+const LANES: usize = 16;
+
+/// Scores all tasks. `expand` *adds* the expansion of one query, `[head_dim]`, to `[rows_per_block][head_dim]`.
+///
+/// Being linear, the queries of a group are summed before the pass for [`Aggregate::Sum`]; [`Aggregate::Max`] scores
+/// each of them while the block is in cache.
+pub(super) fn score(
+    shape: HeadShape,
+    rows_per_block: usize,
+    aggregate: Aggregate,
+    tasks: &mut [ScoreTask<'_>],
+    expand: impl Fn(&[f32], &mut [f32]),
+) {
+    let arch = Arch::new();
+    let width = rows_per_block * shape.head_dim;
+    let mut expanded = Vec::new();
+    for task in tasks {
+        let queries = task.query.chunks_exact(shape.head_dim);
+        expanded.clear();
+        match aggregate {
+            Aggregate::Sum => {
+                expanded.resize(width, 0.0);
+                queries.for_each(|query| expand(query, &mut expanded));
+                arch.dispatch(|| score_blocks(&expanded, task.summaries, task.scores));
+            }
+            Aggregate::Max => {
+                expanded.resize(shape.group * width, 0.0);
+                expanded.chunks_exact_mut(width).zip(queries).for_each(|(row, query)| expand(query, row));
+                arch.dispatch(|| score_blocks_max(&expanded, width, task.summaries, task.scores));
+            }
+        }
+    }
+}
+
+/// One dot product of `query` a block.
+#[inline(always)]
+fn score_blocks(query: &[f32], summaries: &[f32], scores: &mut [f32]) {
+    for (score, block) in scores.iter_mut().zip(summaries.chunks_exact(query.len())) {
+        *score = dot(query, block);
+    }
+}
+
+/// The largest dot product of any of `queries`, `[group][width]`, a block; NaN only when all are.
+#[inline(always)]
+fn score_blocks_max(queries: &[f32], width: usize, summaries: &[f32], scores: &mut [f32]) {
+    for (score, block) in scores.iter_mut().zip(summaries.chunks_exact(width)) {
+        *score = queries.chunks_exact(width).map(|query| dot(query, block)).fold(f32::NAN, f32::max);
+    }
+}
+
+#[inline(always)]
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let (a, a_rest) = a.as_chunks::<LANES>();
+    let (b, b_rest) = b.as_chunks::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for (x, y) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            lanes[lane] = x[lane].mul_add(y[lane], lanes[lane]);
+        }
+    }
+    for ((lane, x), y) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
+        *lane = x.mul_add(*y, *lane);
+    }
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] += lanes[lane + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quickcheck::quickcheck;
+
+    quickcheck! {
+        fn dot_is_near_the_f64_sum_at_any_length(values: Vec<(i16, i16)>) -> bool {
+            let (a, b): (Vec<f32>, Vec<f32>) = values.iter().map(|&(x, y)| (x as f32 / 997.0, y as f32 / 991.0)).unzip();
+            let exact: f64 = a.iter().zip(&b).map(|(x, y)| *x as f64 * *y as f64).sum();
+            let size: f64 = a.iter().zip(&b).map(|(x, y)| (*x as f64 * *y as f64).abs()).sum();
+            (dot(&a, &b) as f64 - exact).abs() <= 1e-6 * size
+        }
+
+        fn every_simd_level_gives_the_same_bits(values: Vec<(i16, i16)>) -> bool {
+            let (a, b): (Vec<f32>, Vec<f32>) = values.iter().map(|&(x, y)| (x as f32 / 997.0, y as f32 / 991.0)).unzip();
+            let best = Arch::new().dispatch(|| dot(&a, &b));
+            best.to_bits() == Arch::Scalar.dispatch(|| dot(&a, &b)).to_bits()
+        }
+    }
+}

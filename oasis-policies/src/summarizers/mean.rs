@@ -1,0 +1,104 @@
+//! `mean`: the mean key of a block.
+
+use super::linear;
+use oasis_core::geometry::HeadShape;
+use oasis_core::policy::{Aggregate, DeviceCode, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
+use pulp::Arch;
+use serde::{Deserialize, Serialize};
+
+const DEVICE_CODE: DeviceCode = DeviceCode { name: "mean.cuh", source: include_str!("mean.cuh") };
+
+/// One row, the mean of a block's keys; the score is `q . mean`, the mean score of the block. Half the memory of
+/// [`Quest`](super::Quest), and blind to a single key that stands out.
+///
+/// A NaN coordinate of a query is passed over; one of a key makes its block rank last.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Mean {}
+
+oasis_core::register! {
+    kind: "mean", about: "Mean of a block's keys: half the memory of quest, blind to single keys that stand out",
+    device_code: true,
+    impl SummarizerSpec for Mean {
+        fn build(&self, _shape: HeadShape) -> Result<Box<dyn Summarizer>, SpecError> {
+            Ok(Box::new(MeanSummarizer))
+        }
+    }
+}
+
+struct MeanSummarizer;
+
+impl Summarizer for MeanSummarizer {
+    fn rows_per_block(&self) -> usize {
+        1
+    }
+
+    fn summarize(&self, shape: HeadShape, tasks: &mut [SummarizeTask<'_>]) {
+        let arch = Arch::new();
+        for task in tasks {
+            arch.dispatch(|| means(shape, task.keys, task.rows));
+        }
+    }
+
+    fn score(&self, shape: HeadShape, aggregate: Aggregate, tasks: &mut [ScoreTask<'_>]) {
+        linear::score(shape, self.rows_per_block(), aggregate, tasks, |query, expanded| {
+            for (expanded, &q) in expanded.iter_mut().zip(query) {
+                *expanded += if q.is_nan() { 0.0 } else { q };
+            }
+        });
+    }
+
+    fn device_code(&self) -> Option<DeviceCode> {
+        Some(DEVICE_CODE)
+    }
+}
+
+/// `keys` `[blocks][block_tokens][head_dim]` -> `rows` `[blocks][head_dim]`.
+#[inline(always)]
+fn means(shape: HeadShape, keys: &[f32], rows: &mut [f32]) {
+    let blocks = keys.chunks_exact(shape.block_tokens * shape.head_dim);
+    for (mean, keys) in rows.chunks_exact_mut(shape.head_dim).zip(blocks) {
+        mean.fill(0.0);
+        for key in keys.chunks_exact(shape.head_dim) {
+            mean.iter_mut().zip(key).for_each(|(mean, k)| *mean += k);
+        }
+        mean.iter_mut().for_each(|mean| *mean /= shape.block_tokens as f32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: HeadShape = HeadShape { group: 2, head_dim: 2, block_tokens: 2 };
+
+    #[test]
+    fn a_row_is_the_mean_and_a_score_its_dot_product() {
+        let mut rows = [f32::NAN; 4];
+        let keys = [1.0, 2.0, 3.0, -2.0, /* block 1 */ 0.0, 8.0, 1.0, 0.0];
+        MeanSummarizer.summarize(SHAPE, &mut [SummarizeTask { keys: &keys, rows: &mut rows }]);
+        assert_eq!(rows, [2.0, 0.0, 0.5, 4.0]);
+
+        let score = |aggregate| {
+            let mut scores = [0.0; 2];
+            let query = [1.0, 1.0, 3.0, f32::NAN];
+            let task = ScoreTask { query: &query, summaries: &rows, scores: &mut scores };
+            MeanSummarizer.score(SHAPE, aggregate, &mut [task]);
+            scores
+        };
+        assert_eq!(score(Aggregate::Sum), [8.0, 6.0]);
+        assert_eq!(score(Aggregate::Max), [6.0, 4.5]);
+    }
+
+    #[test]
+    fn a_nan_key_spoils_its_own_block_only() {
+        let mut rows = [0.0; 4];
+        let keys = [f32::NAN, 2.0, 3.0, 2.0, 0.0, 8.0, 1.0, 0.0];
+        MeanSummarizer.summarize(SHAPE, &mut [SummarizeTask { keys: &keys, rows: &mut rows }]);
+        let mut scores = [0.0; 2];
+        let task = ScoreTask { query: &[1.0, 1.0, 1.0, 1.0], summaries: &rows, scores: &mut scores };
+        MeanSummarizer.score(SHAPE, Aggregate::Sum, &mut [task]);
+        assert!(scores[0].is_nan());
+        assert_eq!(scores[1], 9.0);
+    }
+}

@@ -1,0 +1,187 @@
+//! `dram`: blocks in host memory.
+
+use super::slab::{Block, Slab};
+use async_trait::async_trait;
+use oasis_core::config::Bytes;
+use oasis_core::geometry::KvGeometry;
+use oasis_core::ids::{BlockId, LayerId, RequestId};
+use oasis_core::memory::{
+    BlockWrite, EntryKey, FetchedEntries, HostEntry, KvStore, Reservation, StoreError, StoreSpec, StoreUsage,
+};
+use oasis_core::policy::SpecError;
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Keeps blocks in ordinary host memory. A fetch lends the blocks themselves: nothing is copied.
+///
+/// Memory is taken from the operating system as blocks are written and recycled after. Entries still lent out when
+/// their request is released come on top of `capacity` until they are dropped.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Dram {
+    /// Most bytes of KV that reservations may add up to.
+    pub capacity: Bytes,
+}
+
+impl Default for Dram {
+    fn default() -> Self {
+        Self { capacity: Bytes(8 << 30) }
+    }
+}
+
+oasis_core::register! {
+    kind: "dram", about: "Blocks in host memory, lent out without a copy", device_code: false,
+    impl StoreSpec for Dram {
+        fn build(&self) -> Result<Arc<dyn KvStore>, SpecError> {
+            let Bytes(capacity) = self.capacity;
+            if capacity == 0 {
+                return Err(SpecError::new("capacity", "a size above 0", 0)
+                    .hint("every block of every request is kept here; 8GiB is the default"));
+            }
+            Ok(Arc::new(DramStore { capacity, slab: Slab::new(capacity), state: RwLock::default() }))
+        }
+    }
+}
+
+struct DramStore {
+    capacity: u64,
+    slab: Arc<Slab>,
+    state: RwLock<State>,
+}
+
+#[derive(Default)]
+struct State {
+    requests: HashMap<RequestId, Reserved>,
+    reserved: u64,
+    used: u64,
+    /// Reservations made so far: tells a request from a later one of the same id.
+    generation: u64,
+}
+
+/// One request's reservation and blocks.
+struct Reserved {
+    generation: u64,
+    geometry: KvGeometry,
+    /// Blocks of a layer.
+    blocks: usize,
+    /// Bytes set aside.
+    bytes: u64,
+    /// Blocks written.
+    written: HashMap<(LayerId, BlockId), Arc<Block>>,
+}
+
+impl Reserved {
+    fn check(&self, request: RequestId, layer: LayerId, writes: &[BlockWrite<'_>]) -> Result<(), StoreError> {
+        let mut seen = HashSet::new();
+        for &BlockWrite { block, bytes } in writes {
+            let expected = self.geometry.block_bytes();
+            let problem = if layer.index() >= self.geometry.layers {
+                format!("expected a layer below {}", self.geometry.layers)
+            } else if block.index() >= self.blocks {
+                format!("expected a block of the {} that are reserved", self.blocks)
+            } else if bytes.len() != expected {
+                format!("expected {expected} bytes, found {}", bytes.len())
+            } else if self.written.contains_key(&(layer, block)) || !seen.insert(block) {
+                "is in the store already, and blocks never change".to_owned()
+            } else {
+                continue;
+            };
+            return Err(StoreError::Refused { request, layer, block, problem });
+        }
+        Ok(())
+    }
+
+    fn entry(&self, key: EntryKey) -> Option<HostEntry> {
+        let memory = self.written.get(&(key.layer, key.block))?.clone();
+        let (head, entry) = (key.head.index(), self.geometry.entry_bytes());
+        (head < self.geometry.kv_heads).then(|| HostEntry { memory, range: head * entry..(head + 1) * entry })
+    }
+}
+
+impl DramStore {
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unreserved(request: RequestId, layer: LayerId, blocks: &[BlockWrite<'_>]) -> StoreError {
+    let block = blocks.first().map_or(BlockId(0), |write| write.block);
+    StoreError::Refused { request, layer, block, problem: "the request has no reservation".to_owned() }
+}
+
+#[async_trait]
+impl KvStore for DramStore {
+    fn usage(&self) -> StoreUsage {
+        let State { requests, reserved, used, .. } = &*self.read();
+        StoreUsage { capacity: self.capacity, reserved: *reserved, used: *used, requests: requests.len() }
+    }
+
+    fn reserve(&self, request: RequestId, geometry: &KvGeometry, blocks: usize) -> Reservation {
+        let needed =
+            (geometry.layers as u64).saturating_mul(blocks as u64).saturating_mul(geometry.block_bytes() as u64);
+        if needed > self.capacity {
+            return Reservation::TooLarge { needed, capacity: self.capacity };
+        }
+        // A request that reserves again starts over.
+        self.release(request);
+        let mut state = self.write();
+        let free = self.capacity - state.reserved;
+        if needed > free {
+            return Reservation::Full { needed, free };
+        }
+        state.generation += 1;
+        let generation = state.generation;
+        let reserved = Reserved { generation, geometry: *geometry, blocks, bytes: needed, written: HashMap::new() };
+        state.requests.insert(request, reserved);
+        state.reserved += needed;
+        Reservation::Granted
+    }
+
+    async fn put(&self, request: RequestId, layer: LayerId, blocks: &[BlockWrite<'_>]) -> Result<(), StoreError> {
+        let generation = {
+            let state = self.read();
+            let reserved = state.requests.get(&request).ok_or_else(|| unreserved(request, layer, blocks))?;
+            reserved.check(request, layer, blocks)?;
+            reserved.generation
+        };
+        // Copied without the lock: reads go on meanwhile.
+        let copies: Vec<_> = blocks.iter().map(|w| (w.block, Arc::new(self.slab.block(w.bytes)))).collect();
+
+        let mut state = self.write();
+        // The request may have been released meanwhile, or another put of the same block may have come first.
+        let reserved = (state.requests.get_mut(&request).filter(|r| r.generation == generation))
+            .ok_or_else(|| unreserved(request, layer, blocks))?;
+        reserved.check(request, layer, blocks)?;
+        let bytes = (copies.len() * reserved.geometry.block_bytes()) as u64;
+        reserved.written.extend(copies.into_iter().map(|(block, copy)| ((layer, block), copy)));
+        state.used += bytes;
+        Ok(())
+    }
+
+    async fn fetch(&self, keys: &[EntryKey]) -> Result<FetchedEntries, StoreError> {
+        let state = self.read();
+        let entry = |&key: &EntryKey| {
+            state.requests.get(&key.request).and_then(|r| r.entry(key)).ok_or(StoreError::Missing(key))
+        };
+        Ok(FetchedEntries { entries: keys.iter().map(entry).collect::<Result<_, _>>()? })
+    }
+
+    fn release(&self, request: RequestId) {
+        let released = {
+            let mut state = self.write();
+            let released = state.requests.remove(&request);
+            if let Some(reserved) = &released {
+                state.reserved -= reserved.bytes;
+                state.used -= (reserved.written.len() * reserved.geometry.block_bytes()) as u64;
+            }
+            released
+        };
+        // Thousands of buffers go back to the slab: not under the lock.
+        drop(released);
+    }
+}

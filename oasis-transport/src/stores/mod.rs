@@ -1,0 +1,6 @@
+//! Stores: where the full KV of requests lives.
+
+mod dram;
+mod slab;
+
+pub use dram::Dram;

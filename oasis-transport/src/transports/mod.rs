@@ -1,0 +1,5 @@
+//! Transports: how planned entries move between two memories.
+
+mod memcpy;
+
+pub use memcpy::Memcpy;
