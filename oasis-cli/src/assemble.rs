@@ -98,8 +98,9 @@ pub fn check_fit(resolved: &Resolved, model: &Model, policies: &CpuPolicies) -> 
     let config = &resolved.config;
     let Budget::Blocks(blocks) = config.kv.budget_blocks else { return Ok(()) };
     if policies.predictor.query_source() == QuerySource::Draft && model.head.is_none() {
-        let error = ConfigError::new("model.draft", "a draft head, as the predictor ranks by a draft token's query", "none")
-            .hint("name an EAGLE-3 head of this model, or choose a predictor that needs none: predictor.kind");
+        let error =
+            ConfigError::new("model.draft", "a draft head, as the predictor ranks by a draft token's query", "none")
+                .hint("name an EAGLE-3 head of this model, or choose a predictor that needs none: predictor.kind");
         return Err(resolved.locate(error));
     }
     let limit = config.device.kv_memory.0;

@@ -32,8 +32,8 @@ mod tokens;
 
 use clap::Parser;
 use cli::{Cli, Command};
-use error::{CliError, CliResult};
-use std::io::{BufWriter, Write};
+use error::CliResult;
+use std::io::{BufWriter, IsTerminal, Write};
 use std::process::ExitCode;
 
 /// Runs `oasis` on the arguments of the process.
@@ -97,5 +97,7 @@ fn start_logging(verbose: u8) {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::builder().parse_lossy(filter))
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .without_time()
         .try_init();
 }

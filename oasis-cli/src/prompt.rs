@@ -121,7 +121,9 @@ mod tests {
 
     #[test]
     fn no_prompt_is_wrong_input() {
-        for (given, stdin, piped) in [(None, "", false), (None, "", true), (Some(""), "", false), (Some(" \n"), "", true)] {
+        for (given, stdin, piped) in
+            [(None, "", false), (None, "", true), (Some(""), "", false), (Some(" \n"), "", true)]
+        {
             let error = read(&args(given, None), stdin, piped).unwrap_err();
             assert!(matches!(&error, CliError::Input(text) if text.contains("found none")), "{error:?}");
         }

@@ -212,9 +212,8 @@ type Row<'a> = &'a mut dyn FnMut(&str, String);
 
 impl Speed {
     fn new(request: &RequestFacts) -> Self {
-        let rate = |tokens: usize, time: Duration| {
-            (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
-        };
+        let rate =
+            |tokens: usize, time: Duration| (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64());
         Self {
             prompt_tokens: request.prompt_tokens,
             generated_tokens: request.generated_tokens,
@@ -330,7 +329,9 @@ impl PipelineReport {
             let tasks = grouped(*tasks);
             row(
                 stage,
-                format!("{mean_us:.0} us a task, {longest_us:.0} us at most, {tasks} tasks, queue up to {deepest_queue}"),
+                format!(
+                    "{mean_us:.0} us a task, {longest_us:.0} us at most, {tasks} tasks, queue up to {deepest_queue}"
+                ),
             );
         }
         let mean = if self.waits == 0 { 0.0 } else { 1e6 * self.foreground_wait_seconds / self.waits as f64 };

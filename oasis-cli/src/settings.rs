@@ -66,7 +66,10 @@ mod tests {
             let layer = shorthand("--model", "model.path", text).unwrap();
             let whole = Layer::file("f", &format!("[model]\npath = {}", toml::Value::String(text.to_owned()))).unwrap();
             // Origins differ; the tables must not.
-            assert_eq!(format!("{layer:?}").split_once("table").unwrap().1, format!("{whole:?}").split_once("table").unwrap().1);
+            assert_eq!(
+                format!("{layer:?}").split_once("table").unwrap().1,
+                format!("{whole:?}").split_once("table").unwrap().1
+            );
         }
     }
 }

@@ -7,8 +7,7 @@ pub fn columns(rows: &[Vec<String>]) -> Vec<String> {
     let widths: Vec<usize> = (0..count).map(|column| width(column).unwrap_or(0)).collect();
     (rows.iter())
         .map(|row| {
-            let line: Vec<String> =
-                row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
+            let line: Vec<String> = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
             line.join("  ").trim_end().to_owned()
         })
         .collect()

@@ -25,7 +25,8 @@ pub fn run(_args: &CheckArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRe
     assemble::check_device(config)?;
     let model = assemble::open_model(config)?;
     model.checkpoint.tokenizer()?;
-    let policies = assemble::build_policies(&resolved, assemble::geometry(config, model.checkpoint.spec()).head_shape())?;
+    let policies =
+        assemble::build_policies(&resolved, assemble::geometry(config, model.checkpoint.spec()).head_shape())?;
     assemble::check_fit(&resolved, &model, &policies)?;
 
     let mut rows = vec![line("configuration", format!("{} values", resolved.values.len()))];
@@ -58,7 +59,10 @@ fn describe_model(model: &Model, rows: &mut Vec<Vec<String>>) {
     let template = if model.checkpoint.chat_template().is_some() { "with" } else { "no" };
     rows.push(line("tokenizer", format!("{} tokens, {template} chat template", grouped(spec.vocab as u64))));
     let head = model.head.as_ref().map(|head| head.provenance());
-    rows.push(line("draft head", head.map_or_else(|| "none".to_owned(), |p| format!("{}: {}", p.name, size(p.file_bytes)))));
+    rows.push(line(
+        "draft head",
+        head.map_or_else(|| "none".to_owned(), |p| format!("{}: {}", p.name, size(p.file_bytes))),
+    ));
 }
 
 fn describe_memory(resolved: &Resolved, model: &Model, policies: &CpuPolicies, rows: &mut Vec<Vec<String>>) {

@@ -65,9 +65,6 @@ pub fn run(args: &DoctorArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRe
     for advice in &findings.advice {
         writeln!(out, "\n! {advice}")?;
     }
-    if findings.advice.is_empty() {
-        writeln!(out, "\nNothing is missing.")?;
-    }
     Ok(())
 }
 
@@ -114,8 +111,7 @@ fn advise(found: &Findings) -> Vec<String> {
             advice.push(format!("No {role} is linked in: name its crate in the program (`use my_plugin as _;`)."));
         }
     }
-    if found.machine.cpu_features.iter().all(|f| f != "avx2" && f != "neon") && !found.machine.cpu_features.is_empty()
-    {
+    if found.machine.cpu_features.iter().all(|f| f != "avx2" && f != "neon") && !found.machine.cpu_features.is_empty() {
         advice.push("The CPU has neither AVX2 nor NEON: runs on it will be slow.".to_owned());
     }
     if found.models.cache.is_none() {
@@ -143,7 +139,10 @@ fn rows(found: &Findings) -> Vec<Vec<String>> {
             rows.push(("cuda driver", driver.problem.clone().unwrap_or_else(|| driver.version.clone())));
             for d in &driver.devices {
                 let (major, minor) = d.compute_capability;
-                rows.push(("cuda device", format!("{}: {}, {}, sm_{major}{minor}", d.ordinal, d.name, text::size(d.memory))));
+                rows.push((
+                    "cuda device",
+                    format!("{}: {}, {}, sm_{major}{minor}", d.ordinal, d.name, text::size(d.memory)),
+                ));
             }
         }
     }
@@ -151,15 +150,22 @@ fn rows(found: &Findings) -> Vec<Vec<String>> {
     rows.push(("cublas", yes(found.cuda.cublas)));
     rows.push(("cublaslt", yes(found.cuda.cublaslt)));
     rows.push(("config file", found.config.file.clone().unwrap_or_else(|| "none, defaults only".to_owned())));
-    let plugins: Vec<String> = found.plugins.iter().map(|(role, count)| format!("{count} {role}")).collect();
+    let plugins: Vec<String> = found
+        .plugins
+        .iter()
+        .map(|(role, count)| format!("{count} {role}{}", if *count == 1 { "" } else { "s" }))
+        .collect();
     rows.push(("plugins", plugins.join(", ")));
     rows.push(("embedded models", EMBEDDED_MODELS.join(", ")));
     rows.push(("embedded heads", EMBEDDED_HEADS.join(", ")));
     rows.push(("model cache", found.models.cache.clone().unwrap_or_else(|| "none".to_owned())));
-    rows.push(("in the cache", match found.models.cached.as_slice() {
-        [] => "nothing; `oasis pull REPO` downloads a model".to_owned(),
-        cached => cached.join(", "),
-    }));
+    rows.push((
+        "in the cache",
+        match found.models.cached.as_slice() {
+            [] => "nothing; `oasis pull REPO` downloads a model".to_owned(),
+            cached => cached.join(", "),
+        },
+    ));
     rows.push(("hub endpoint", found.models.endpoint.clone()));
     rows.push(("hub token", if found.models.token { "set" } else { "none" }.to_owned()));
     rows.extend(found.environment.iter().map(|(name, value)| ("environment", format!("{name}={value}"))));

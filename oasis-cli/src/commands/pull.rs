@@ -31,7 +31,10 @@ pub fn run(args: &PullArgs, out: &mut dyn Write) -> CliResult {
     hub::check_repository(&args.repo)?;
     hub::check_revision(&args.revision)?;
     let cache = env::hub_cache().ok_or_else(|| {
-        CliError::input("no folder for downloads: expected a home folder, found none", format!("set {}", env::HF_HUB_CACHE))
+        CliError::input(
+            "no folder for downloads: expected a home folder, found none",
+            format!("set {}", env::HF_HUB_CACHE),
+        )
     })?;
     let endpoint = hub::endpoint(args.endpoint.as_deref());
     let repository = Repository::open(&endpoint, &args.repo, &args.revision, &cache)?;

@@ -68,7 +68,8 @@ struct Shorthands {
 impl Shorthands {
     fn layers(&self) -> CliResult<Vec<Layer>> {
         let mut layers = Vec::new();
-        for (argument, key, value) in [("--model", "model.path", &self.model), ("--draft", "model.draft", &self.draft)] {
+        for (argument, key, value) in [("--model", "model.path", &self.model), ("--draft", "model.draft", &self.draft)]
+        {
             if let Some(value) = value {
                 layers.push(shorthand(argument, key, value)?);
             }
@@ -124,10 +125,17 @@ pub fn run(args: &RunArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResul
         sampling: config.sampling,
     };
 
-    let generation = generate(&mut engine, &mut text.decoder(), request, &crate::interrupt::requested, &mut |piece| match args.json {
-        true => Ok(()),
-        false => out.write_all(piece.as_bytes()).and_then(|()| out.flush()),
-    })?;
+    let generation =
+        generate(
+            &mut engine,
+            &mut text.decoder(),
+            request,
+            &crate::interrupt::requested,
+            &mut |piece| match args.json {
+                true => Ok(()),
+                false => out.write_all(piece.as_bytes()).and_then(|()| out.flush()),
+            },
+        )?;
     let report = report(&model, &engine, &generation);
     if args.json {
         let tokens = generation.tokens.iter().map(|token| token.0).collect();

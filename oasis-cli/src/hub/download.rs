@@ -4,7 +4,7 @@ use super::error::{Place, is_passing};
 use super::select::{is_plain, shards};
 use crate::error::{CliError, CliResult};
 use crate::progress::DownloadBar;
-use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo, Api, Metadata};
+use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo, Metadata};
 use hf_hub::{Cache, Repo, RepoType};
 use sha2::{Digest, Sha256};
 use std::fs;

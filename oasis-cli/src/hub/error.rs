@@ -33,7 +33,9 @@ impl Place<'_> {
                 "wait for the other download of the same file",
             ),
             other => CliError::failure(
-                format!("{endpoint}: expected the answer of a Hugging Face hub for {repository} at {revision}, found: {other}"),
+                format!(
+                    "{endpoint}: expected the answer of a Hugging Face hub for {repository} at {revision}, found: {other}"
+                ),
                 self.endpoint_hint(),
             ),
         }
@@ -50,7 +52,9 @@ impl Place<'_> {
                 "check the spelling of OWNER/NAME and --revision",
             ),
             Http::StatusCode(status @ (401 | 403)) => CliError::input(
-                format!("{endpoint} refuses access to `{repository}` (status {status}): it is private, gated or not there"),
+                format!(
+                    "{endpoint} refuses access to `{repository}` (status {status}): it is private, gated or not there"
+                ),
                 format!("check the spelling, accept its licence on the web, and set {} to a token", env::HF_TOKEN),
             ),
             Http::StatusCode(status) => CliError::failure(
@@ -65,7 +69,9 @@ impl Place<'_> {
                 format!("{endpoint}: expected the hub's list of files in JSON, found: {error}"),
                 self.endpoint_hint(),
             ),
-            other => CliError::failure(format!("cannot get {} from {endpoint}: {other}", self.what()), self.endpoint_hint()),
+            other => {
+                CliError::failure(format!("cannot get {} from {endpoint}: {other}", self.what()), self.endpoint_hint())
+            }
         }
     }
 

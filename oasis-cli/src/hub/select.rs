@@ -56,11 +56,20 @@ impl Selection {
         if !has(weights) || !has(COMPANIONS[0]) {
             let gguf = available.iter().any(|file| file.ends_with(".gguf"));
             return Err(CliError::input(
-                format!("{repository}: expected {} and {WEIGHTS} (or its index), found {}", COMPANIONS[0], some_of(available)),
-                if gguf { "choose one of its GGUF files: --file NAME.gguf" } else { "choose a repository with safetensors weights" },
+                format!(
+                    "{repository}: expected {} and {WEIGHTS} (or its index), found {}",
+                    COMPANIONS[0],
+                    some_of(available)
+                ),
+                if gguf {
+                    "choose one of its GGUF files: --file NAME.gguf"
+                } else {
+                    "choose a repository with safetensors weights"
+                },
             ));
         }
-        let mut files: Vec<String> = COMPANIONS.iter().filter(|name| has(name)).map(|name| (*name).to_owned()).collect();
+        let mut files: Vec<String> =
+            COMPANIONS.iter().filter(|name| has(name)).map(|name| (*name).to_owned()).collect();
         files.push(weights.to_owned());
         Ok(Self { files, index: (weights == INDEX).then(|| INDEX.to_owned()) })
     }
@@ -82,7 +91,9 @@ pub fn shards(repository: &str, index: &str, available: &[String]) -> CliResult<
     for shard in &shards {
         check_file(repository, shard)?;
         if !available.contains(shard) {
-            return Err(CliError::Failure(format!("{repository}/{INDEX}: expected the shard {shard}, found no such file")));
+            return Err(CliError::Failure(format!(
+                "{repository}/{INDEX}: expected the shard {shard}, found no such file"
+            )));
         }
     }
     Ok(shards.into_iter().collect())
