@@ -1,26 +1,8 @@
 //! Choosing the next token from logits.
 
+use oasis_core::sampling::SamplingParams;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-
-/// How tokens are chosen.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SamplingParams {
-    /// Divides the logits; 0 means greedy: the largest logit, the lowest id among equals.
-    pub temperature: f32,
-    /// Keep the most probable tokens until their probabilities sum to this; 1 keeps all.
-    pub top_p: f32,
-    /// Keep so many of the most probable tokens; 0 keeps all.
-    pub top_k: usize,
-    /// Seed of the random numbers.
-    pub seed: u64,
-}
-
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0 }
-    }
-}
 
 /// Why no token could be chosen.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

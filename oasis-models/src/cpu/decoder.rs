@@ -3,7 +3,7 @@
 use crate::cpu::kernels::{rms_norm, rms_norm_heads, swiglu};
 use crate::cpu::linear::{Regime, linear};
 use crate::cpu::moe;
-use crate::cpu::rope::RotaryTable;
+use crate::cpu::rope::{RotaryEmbedding, Rotation};
 use crate::spec::DecoderSpec;
 use crate::weights::{AttentionWeights, DecoderWeights, GatedMlp, LayerWeights, Matrix, MatrixData, Mlp};
 use oasis_core::ids::TokenId;
@@ -12,7 +12,7 @@ use oasis_core::ids::TokenId;
 pub(super) struct Decoder {
     pub spec: DecoderSpec,
     pub weights: DecoderWeights,
-    pub rope: RotaryTable,
+    pub rope: RotaryEmbedding,
 }
 
 /// Shape of an attention layer, the target's or a draft head's.
@@ -53,8 +53,7 @@ impl AttentionShape {
 
 impl Decoder {
     pub fn new(spec: DecoderSpec, weights: DecoderWeights) -> Self {
-        // The draft token stands one position past the last.
-        let rope = RotaryTable::new(&spec.rope, spec.head_dim, spec.max_positions + 1);
+        let rope = RotaryEmbedding::new(&spec.rope, spec.head_dim);
         Self { spec, weights, rope }
     }
 
@@ -68,11 +67,11 @@ impl Decoder {
     }
 
     /// Queries, keys and values of normalised inputs, fused rows `[rows][qkv_width]`, QK-normed and rotated.
-    pub fn qkv(&self, regime: Regime, layer: &LayerWeights, x: &[f32], positions: &[usize]) -> Vec<f32> {
+    pub fn qkv(&self, regime: Regime, layer: &LayerWeights, x: &[f32], rotation: &Rotation) -> Vec<f32> {
         let mut normed = vec![0.0; x.len()];
         rms_norm(x, &layer.input_norm, self.spec.norm_eps, &mut normed);
         let attention = &layer.attention;
-        project_qkv(regime, self.attention_shape(), &attention.qkv, attention, &self.rope, &normed, positions)
+        project_qkv(regime, self.attention_shape(), &attention.qkv, attention, rotation, &normed)
     }
 
     /// Adds attention's output projection and the MLP to the residual stream `x[rows][hidden]`.
@@ -107,12 +106,11 @@ pub(super) fn project_qkv(
     shape: AttentionShape,
     projection: &Matrix,
     weights: &AttentionWeights,
-    rope: &RotaryTable,
+    rotation: &Rotation,
     x: &[f32],
-    positions: &[usize],
 ) -> Vec<f32> {
     let width = shape.qkv_width();
-    let mut qkv = vec![0.0; positions.len() * width];
+    let mut qkv = vec![0.0; x.len() / projection.cols * width];
     linear(regime, projection, weights.qkv_bias.as_deref(), x, &mut qkv, false);
     if let Some(norm) = &weights.q_norm {
         rms_norm_heads(&mut qkv, width, 0..shape.q_heads, norm, shape.norm_eps);
@@ -120,7 +118,7 @@ pub(super) fn project_qkv(
     if let Some(norm) = &weights.k_norm {
         rms_norm_heads(&mut qkv, width, shape.q_heads..shape.q_heads + shape.kv_heads, norm, shape.norm_eps);
     }
-    rope.apply(&mut qkv, width, shape.q_heads + shape.kv_heads, positions);
+    rotation.apply(&mut qkv, width, shape.q_heads + shape.kv_heads);
     qkv
 }
 

@@ -3,7 +3,7 @@
 use crate::cpu::decoder::{AttentionShape, embed, gated_mlp, project_qkv};
 use crate::cpu::kernels::{KvRun, decode_attention, rms_norm};
 use crate::cpu::linear::{Regime, linear, widen};
-use crate::cpu::rope::RotaryTable;
+use crate::cpu::rope::RotaryEmbedding;
 use crate::draft::Eagle3Head;
 use crate::weights::Matrix;
 use oasis_core::ids::TokenId;
@@ -16,7 +16,7 @@ const RUN_POSITIONS: usize = 64;
 /// A head that drafts for one target.
 pub(super) struct DraftHead {
     head: Arc<Eagle3Head>,
-    rope: RotaryTable,
+    rope: RotaryEmbedding,
     /// Target layers whose input is tapped.
     taps: [usize; 3],
 }
@@ -59,8 +59,8 @@ pub(super) struct DraftRow<'a> {
 
 impl DraftHead {
     /// `layers` are the target's; the head's taps have been checked against them when it was loaded.
-    pub fn new(head: Arc<Eagle3Head>, layers: usize, max_positions: usize) -> Self {
-        let rope = RotaryTable::new(&head.spec.rope, head.spec.head_dim, max_positions);
+    pub fn new(head: Arc<Eagle3Head>, layers: usize) -> Self {
+        let rope = RotaryEmbedding::new(&head.spec.rope, head.spec.head_dim);
         let taps = head.spec.taps.unwrap_or([2, layers / 2, layers.saturating_sub(3)]);
         Self { head, rope, taps }
     }
@@ -96,7 +96,14 @@ impl DraftHead {
     }
 
     /// The two normalised halves side by side, `[rows][2 * hidden]`, and the residual `fc(taps)`.
-    fn inputs(&self, regime: Regime, fc: &Matrix, target_embed: &Matrix, taps: &[f32], tokens: &[TokenId]) -> (Vec<f32>, Vec<f32>) {
+    fn inputs(
+        &self,
+        regime: Regime,
+        fc: &Matrix,
+        target_embed: &Matrix,
+        taps: &[f32],
+        tokens: &[TokenId],
+    ) -> (Vec<f32>, Vec<f32>) {
         let (spec, weights) = (&self.head.spec, &self.head.weights);
         let mut residual = vec![0.0; tokens.len() * spec.hidden];
         linear(regime, fc, None, taps, &mut residual, false);
@@ -113,7 +120,14 @@ impl DraftHead {
 
     /// Fills the cache with rows `start ..`: taps of each position with the token after it. Only keys and values of
     /// the single layer survive a prefill, and they need no attention.
-    pub fn prefill(&self, target_embed: &Matrix, taps: &[f32], next_tokens: &[TokenId], start: usize, cache: &mut DraftCache) {
+    pub fn prefill(
+        &self,
+        target_embed: &Matrix,
+        taps: &[f32],
+        next_tokens: &[TokenId],
+        start: usize,
+        cache: &mut DraftCache,
+    ) {
         const CHUNK: usize = 512;
         let fc = widen(&self.head.weights.fc);
         let attention = &self.head.weights.attention;
@@ -123,8 +137,8 @@ impl DraftHead {
             let first = chunk * CHUNK;
             let taps = &taps[first * width..(first + tokens.len()) * width];
             let (both, _) = self.inputs(Regime::Prefill, &fc, target_embed, taps, tokens);
-            let positions: Vec<usize> = (0..tokens.len()).map(|i| start + first + i).collect();
-            let qkv = project_qkv(Regime::Prefill, shape, &projection, attention, &self.rope, &both, &positions);
+            let rotation = self.rope.at((0..tokens.len()).map(|i| start + first + i));
+            let qkv = project_qkv(Regime::Prefill, shape, &projection, attention, &rotation, &both);
             for row in qkv.chunks_exact(shape.qkv_width()) {
                 let (_, keys, values) = shape.split(row);
                 cache.push(shape, keys, values);
@@ -137,9 +151,9 @@ impl DraftHead {
         let (spec, weights, shape) = (&self.head.spec, &self.head.weights, self.shape());
         let taps: Vec<f32> = rows.iter().flat_map(|r| r.taps).copied().collect();
         let tokens: Vec<TokenId> = rows.iter().map(|r| r.token).collect();
-        let positions: Vec<usize> = rows.iter().map(|r| r.position).collect();
+        let rotation = self.rope.at(rows.iter().map(|r| r.position));
         let (both, mut x) = self.inputs(Regime::Decode, &weights.fc, target_embed, &taps, &tokens);
-        let qkv = project_qkv(Regime::Decode, shape, &weights.attention.qkv, &weights.attention, &self.rope, &both, &positions);
+        let qkv = project_qkv(Regime::Decode, shape, &weights.attention.qkv, &weights.attention, &rotation, &both);
 
         for (row, qkv) in rows.iter_mut().zip(qkv.chunks_exact(shape.qkv_width())) {
             let (_, keys, values) = shape.split(qkv);

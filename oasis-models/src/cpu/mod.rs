@@ -1,10 +1,13 @@
 //! The CPU executor: right first, and the reference for every device executor.
 
+mod attention;
 mod decoder;
 mod eagle3;
 mod executor;
 pub mod kernels;
+mod layer_kv;
 mod linear;
+mod model;
 mod moe;
 mod observer;
 mod prefill;
@@ -12,5 +15,7 @@ mod request;
 mod rope;
 mod step;
 
-pub use executor::{CpuExecutor, CpuOptions, CpuPolicies};
+pub use executor::{CpuExecutor, CpuOptions, Residency, SparseParts};
+pub use model::CpuModel;
 pub use observer::{LayerView, StepObserver};
+pub use prefill::PromptState;

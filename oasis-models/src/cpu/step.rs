@@ -1,25 +1,24 @@
 //! One decode step of a batch: the foreground, with the background stages handed their tasks on the way.
 
-use crate::cpu::decoder::{AttentionShape, embed};
+use crate::cpu::attention::{AttentionView, attend};
+use crate::cpu::decoder::embed;
 use crate::cpu::eagle3::DraftRow;
-use crate::cpu::executor::CpuExecutor;
-use crate::cpu::kernels::{KvRun, decode_attention};
+use crate::cpu::executor::{CpuExecutor, Sparse};
 use crate::cpu::linear::Regime;
 use crate::cpu::observer::LayerView;
 use crate::cpu::request::Request;
+use crate::cpu::rope::Rotation;
 use oasis_core::executor::{DecodeRow, RequestError};
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId, Step, TokenId};
 use oasis_core::memory::{EntryKey, FetchedEntries, LayerCache, Resident};
 use oasis_core::pipeline::{PredictMember, PredictTask, SelectTask, Track};
 use oasis_core::policy::QuerySource;
 use oasis_core::working_set::Admission;
-use rayon::prelude::*;
-use std::borrow::Cow;
 use std::ops::Range;
 use std::time::Instant;
 
 /// One request in the step.
-struct Member {
+pub(super) struct Member {
     id: RequestId,
     request: Request,
     token: TokenId,
@@ -36,6 +35,14 @@ impl Member {
             && self.request.layers[layer]
                 .as_ref()
                 .is_some_and(|cache| cache.resident.tail.block().index() > cache.resident.set.slots())
+    }
+
+    /// Slots and tail, whether or not the summaries are with the stages already.
+    fn resident(&self, layer: usize) -> &Resident {
+        match &self.request.attending {
+            Some(resident) => resident,
+            None => &self.cache(layer).resident,
+        }
     }
 
     fn cache(&self, layer: usize) -> &LayerCache {
@@ -100,7 +107,8 @@ impl CpuExecutor {
     }
 
     fn forward(&mut self, step: Step, members: &mut [Member], probes: &[&[TokenId]]) {
-        let guesses = self.draft(members);
+        let model = self.model.clone();
+        let guesses = self.propose(members);
         let (mut tokens, mut positions) = (Vec::new(), Vec::new());
         for (i, member) in members.iter_mut().enumerate() {
             let (start, position) = (tokens.len(), member.request.position);
@@ -113,22 +121,24 @@ impl CpuExecutor {
             positions.resize(tokens.len(), position + 1);
         }
 
-        let mut x = embed(&self.decoder.weights.embed, tokens);
-        for layer in 0..self.decoder.spec.layers {
-            self.layer(step, LayerId::from(layer), members, &positions, &mut x);
+        let rotation = model.decoder.rope.at(positions);
+        let mut x = embed(&model.decoder.weights.embed, tokens);
+        for layer in 0..model.decoder.spec.layers {
+            self.layer(step, LayerId::from(layer), members, &rotation, &mut x);
         }
 
-        let hidden = self.decoder.spec.hidden;
+        let hidden = model.decoder.spec.hidden;
         let normal: Vec<f32> = members.iter().flat_map(|m| &x[m.rows.start * hidden..][..hidden]).copied().collect();
-        let logits = self.decoder.logits(&normal);
-        for (member, logits) in members.iter_mut().zip(logits.chunks_exact(self.decoder.spec.vocab)) {
-            member.request.logits.copy_from_slice(logits);
+        let logits = model.decoder.logits(&normal);
+        for (member, logits) in members.iter_mut().zip(logits.chunks_exact(model.decoder.spec.vocab)) {
+            member.request.logits = logits.to_vec();
         }
     }
 
     /// The draft head's guess of the token after the given one, for every member.
-    fn draft(&mut self, members: &mut [Member]) -> Vec<TokenId> {
-        let Some(head) = &self.draft else { return Vec::new() };
+    fn propose(&mut self, members: &mut [Member]) -> Vec<TokenId> {
+        let model = self.model.clone();
+        let Some(head) = model.draft.as_ref().filter(|_| self.drafts) else { return Vec::new() };
         let start = Instant::now();
         let mut rows: Vec<DraftRow<'_>> = (members.iter_mut())
             .filter_map(|member| {
@@ -137,29 +147,33 @@ impl CpuExecutor {
                 Some(DraftRow { taps: &state.taps, token: member.token, position, cache: &mut state.cache })
             })
             .collect();
-        let logits = head.step(&self.decoder.weights.embed, &mut rows);
-        let guesses: Vec<TokenId> = logits.chunks_exact(logits.len() / rows.len()).map(|row| head.guess(row)).collect();
-        for (member, &guess) in members.iter_mut().zip(&guesses) {
+        let logits = head.step(&model.decoder.weights.embed, &mut rows);
+        let rows = rows.len();
+        let mut guesses = Vec::with_capacity(rows);
+        for (member, logits) in members.iter_mut().zip(logits.chunks_exact(logits.len() / rows)) {
+            let guess = head.guess(logits);
+            guesses.push(guess);
             if let Some(state) = &mut member.request.draft {
-                state.guess = Some(guess);
+                state.last = Some((logits.to_vec(), guess));
             }
         }
         self.tracer.record(Track::Foreground, "draft head", LayerId(0), Step(self.steps), start);
         guesses
     }
 
-    fn layer(&mut self, step: Step, layer: LayerId, members: &mut [Member], positions: &[usize], x: &mut [f32]) {
+    fn layer(&mut self, step: Step, layer: LayerId, members: &mut [Member], rotation: &Rotation, x: &mut [f32]) {
+        let model = self.model.clone();
         self.collect(layer, members);
         self.tap(layer, members, x);
-        let shape = self.decoder.attention_shape();
+        let shape = model.decoder.attention_shape();
         let start = Instant::now();
-        let weights = &self.decoder.weights.layers[layer.index()];
-        let qkv = self.decoder.qkv(Regime::Decode, weights, x, positions);
+        let weights = &model.decoder.weights.layers[layer.index()];
+        let qkv = model.decoder.qkv(Regime::Decode, weights, x, rotation);
         self.tracer.record(Track::Foreground, "qkv", layer, step, start);
         let row = |index: usize| &qkv[index * shape.qkv_width()..][..shape.qkv_width()];
 
         self.observe(step, layer, members, &|index| shape.split(row(index)).0);
-        let source = self.pipeline.as_ref().map(|p| p.query_source());
+        let source = self.sparse.as_ref().map(|s| s.pipeline.query_source());
         if source == Some(QuerySource::Exact) {
             // The working set must hold this step's own choice before its attention: nothing to hide behind.
             let chosen: Vec<bool> = members.iter().map(|m| !m.sees_full_kv(layer.index())).collect();
@@ -182,7 +196,15 @@ impl CpuExecutor {
             self.submit(step, layer, members, &everyone, &|m| shape.split(row(m.rows.start + offset)).0);
         }
         let start = Instant::now();
-        let attended = attend(shape, layer, members, &full_kv, &qkv);
+        let views: Vec<AttentionView<'_>> = (members.iter().zip(&full_kv))
+            .map(|(member, full_kv)| AttentionView {
+                rows: member.rows.clone(),
+                has_draft: member.has_draft,
+                resident: member.resident(layer.index()),
+                full_kv: full_kv.as_ref(),
+            })
+            .collect();
+        let attended = attend(shape, &views, &qkv);
         self.tracer.record(Track::Foreground, "attention", layer, step, start);
         match source {
             None => members.iter_mut().for_each(|member| complete_in_place(member, layer, step)),
@@ -191,14 +213,14 @@ impl CpuExecutor {
         }
 
         let start = Instant::now();
-        self.decoder.finish_layer(Regime::Decode, weights, &attended, x);
+        model.decoder.finish_layer(Regime::Decode, weights, &attended, x);
         self.tracer.record(Track::Foreground, "output + mlp", layer, step, start);
     }
 
     /// Keeps the layer's input of normal rows where the draft head taps it.
     fn tap(&self, layer: LayerId, members: &mut [Member], x: &[f32]) {
-        let Some(head) = &self.draft else { return };
-        let hidden = self.decoder.spec.hidden;
+        let Some(head) = &self.model.draft else { return };
+        let hidden = self.model.decoder.spec.hidden;
         for (slot, _) in head.taps().iter().enumerate().filter(|(_, tapped)| **tapped == layer.index()) {
             for member in members.iter_mut() {
                 if let Some(state) = &mut member.request.draft {
@@ -227,8 +249,8 @@ impl CpuExecutor {
     }
 
     /// Waits for the layer and puts everybody's device memory back where it belongs.
-    fn collect(&mut self, layer: LayerId, members: &mut [Member]) {
-        let Some(done) = self.pipeline.as_mut().and_then(|pipeline| pipeline.wait(layer)) else { return };
+    pub(super) fn collect(&mut self, layer: LayerId, members: &mut [Member]) {
+        let Some(done) = self.sparse.as_mut().and_then(|s| s.pipeline.wait(layer)) else { return };
         let geometry = self.info.geometry;
         for returned in done.members {
             self.counters.filled_entries += returned.filled as u64;
@@ -252,8 +274,15 @@ impl CpuExecutor {
     }
 
     /// Hands queries and summaries of the chosen members to the predict stage.
-    fn submit<'a>(&mut self, step: Step, layer: LayerId, members: &mut [Member], chosen: &[bool], query_of: &dyn Fn(&Member) -> &'a [f32]) {
-        let Some(pipeline) = &mut self.pipeline else { return };
+    fn submit<'a>(
+        &mut self,
+        step: Step,
+        layer: LayerId,
+        members: &mut [Member],
+        chosen: &[bool],
+        query_of: &dyn Fn(&Member) -> &'a [f32],
+    ) {
+        let Some(Sparse { pipeline, .. }) = &mut self.sparse else { return };
         let members: Vec<PredictMember> = (members.iter_mut().zip(chosen).filter(|(_, chosen)| **chosen))
             .map(|(member, _)| {
                 let query = query_of(member).to_vec();
@@ -261,8 +290,7 @@ impl CpuExecutor {
                 let LayerCache { summaries, resident } = cache;
                 let tail = &resident.tail;
                 let heads = (0..self.info.geometry.kv_heads).map(KvHead::from);
-                let completed_keys =
-                    tail.is_full().then(|| heads.flat_map(|head| tail.keys(head)).copied().collect());
+                let completed_keys = tail.is_full().then(|| heads.flat_map(|head| tail.keys(head)).copied().collect());
                 member.request.attending = Some(resident);
                 PredictMember { request: member.id, query, completed_keys, summaries }
             })
@@ -274,7 +302,7 @@ impl CpuExecutor {
 
     /// Hands the slots of the chosen members to the select stage.
     fn submit_resident(&mut self, step: Step, layer: LayerId, members: &mut [Member], chosen: &[bool]) {
-        let Some(pipeline) = &self.pipeline else { return };
+        let Some(Sparse { pipeline, .. }) = &self.sparse else { return };
         let members: Vec<Resident> = (members.iter_mut().zip(chosen).filter(|(_, chosen)| **chosen))
             .map(|(member, _)| member.request.attending.take().expect("the prediction was submitted first"))
             .collect();
@@ -288,7 +316,7 @@ impl CpuExecutor {
         if !member.sees_full_kv(layer.index()) {
             return None;
         }
-        let pipeline = self.pipeline.as_ref()?;
+        let pipeline = &self.sparse.as_ref()?.pipeline;
         let blocks = member.cache(layer.index()).resident.tail.block().index();
         let request = member.id;
         let keys = (0..self.info.geometry.kv_heads).flat_map(|head| {
@@ -307,89 +335,6 @@ impl CpuExecutor {
             }
         }
     }
-}
-
-/// Attention of every row, `[rows][q_heads * head_dim]`.
-fn attend(shape: AttentionShape, layer: LayerId, members: &[Member], full_kv: &[Option<FetchedEntries>], qkv: &[f32]) -> Vec<f32> {
-    let rows = qkv.len() / shape.qkv_width();
-    let group = shape.q_width() / shape.kv_heads;
-    let row = |index: usize| shape.split(&qkv[index * shape.qkv_width()..][..shape.qkv_width()]);
-    let tasks: Vec<(usize, usize)> =
-        (0..members.len()).flat_map(|member| (0..shape.kv_heads).map(move |head| (member, head))).collect();
-    let outputs: Vec<Vec<f32>> = (tasks.par_iter())
-        .map(|&(index, head)| {
-            let member = &members[index];
-            let resident = member.resident(layer.index());
-            let full: Vec<Cow<'_, [f32]>> = full_kv[index].as_ref().map_or_else(Vec::new, |fetched| entries_of(fetched, shape, head));
-            let mut runs = match &full_kv[index] {
-                Some(_) => full.iter().map(|entry| entry_run(entry)).collect(),
-                None => resident_runs(resident, KvHead::from(head)),
-            };
-            let head_id = KvHead::from(head);
-            runs.push(KvRun { keys: resident.tail.keys(head_id), values: resident.tail.values(head_id), first_query: 0 });
-            let shared = runs.len();
-            let query = |row_index: usize| &row(row_index).0[head * group..][..group];
-
-            // The normal and the draft row read the working set together.
-            let pair = member.rows.start..member.rows.start + 1 + usize::from(member.has_draft);
-            let mut out = vec![0.0; member.rows.len() * group];
-            let (paired, probed) = out.split_at_mut(pair.len() * group);
-            let queries: Vec<f32> = pair.clone().flat_map(query).copied().collect();
-            let own = |row_index: usize, first_query: usize| {
-                let (_, keys, values) = row(row_index);
-                let range = head * shape.head_dim..(head + 1) * shape.head_dim;
-                KvRun { keys: &keys[range.clone()], values: &values[range], first_query }
-            };
-            if member.has_draft {
-                runs.push(own(pair.end - 1, group / shape.head_dim));
-            }
-            decode_attention(&queries, shape.head_dim, &runs, shape.scale(), paired);
-            for (probe, out) in (pair.end..member.rows.end).zip(probed.chunks_exact_mut(group)) {
-                runs.truncate(shared);
-                runs.push(own(probe, 0));
-                decode_attention(query(probe), shape.head_dim, &runs, shape.scale(), out);
-            }
-            out
-        })
-        .collect();
-
-    let mut attended = vec![0.0; rows * shape.q_width()];
-    for ((index, head), output) in tasks.into_iter().zip(outputs) {
-        for (row, out) in members[index].rows.clone().zip(output.chunks_exact(group)) {
-            attended[row * shape.q_width() + head * group..][..group].copy_from_slice(out);
-        }
-    }
-    attended
-}
-
-impl Member {
-    /// Slots and tail, whether or not the summaries are with the stages already.
-    fn resident(&self, layer: usize) -> &Resident {
-        match &self.request.attending {
-            Some(resident) => resident,
-            None => &self.cache(layer).resident,
-        }
-    }
-}
-
-fn entry_run(entry: &[f32]) -> KvRun<'_> {
-    let (keys, values) = entry.split_at(entry.len() / 2);
-    KvRun { keys, values, first_query: 0 }
-}
-
-fn resident_runs(resident: &Resident, head: KvHead) -> Vec<KvRun<'_>> {
-    resident.in_block_order(head).into_iter().map(|(_, slot)| entry_run(resident.slot(head, slot))).collect()
-}
-
-/// Entries of one head; a store's memory need not be aligned for floats.
-fn entries_of(fetched: &FetchedEntries, shape: AttentionShape, head: usize) -> Vec<Cow<'_, [f32]>> {
-    let blocks = fetched.entries.len() / shape.kv_heads;
-    (fetched.entries[head * blocks..][..blocks].iter())
-        .map(|entry| match bytemuck::try_cast_slice(entry.bytes()) {
-            Ok(floats) => Cow::Borrowed(floats),
-            Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(entry.bytes())),
-        })
-        .collect()
 }
 
 /// Dense decoding: a completed tail block moves to its slot, nothing leaves the device.
