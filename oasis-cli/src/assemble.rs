@@ -1,0 +1,155 @@
+//! From a configuration to an executor: device, model, policies, memories.
+
+use crate::error::{CliError, CliResult};
+use crate::progress::Progress;
+use oasis_core::config::{Budget, Config, ConfigError, DeviceKind, Resolved, WeightDtype};
+use oasis_core::executor::Executor;
+use oasis_core::geometry::{HeadShape, KvDtype, KvGeometry};
+use oasis_core::pipeline::Tracer;
+use oasis_core::policy::QuerySource;
+use oasis_core::registry::Role;
+use oasis_cuda::CudaUnavailable;
+use oasis_models::checkpoint::{self, Checkpoint, EMBEDDED_HEADS, HeadCheckpoint, Precision};
+use oasis_models::cpu::{CpuExecutor, CpuOptions, CpuPolicies};
+use oasis_models::spec::DecoderSpec;
+use std::sync::Arc;
+
+/// An opened model and its draft head: everything but the weights.
+pub struct Model {
+    /// The target model.
+    pub checkpoint: Checkpoint,
+    /// The draft head, where there is one, checked against the target.
+    pub head: Option<HeadCheckpoint>,
+}
+
+/// Refuses a device that this build or machine does not have.
+///
+/// # Errors
+/// [`CudaUnavailable`] for `device.kind = "cuda"`.
+pub fn check_device(config: &Config) -> Result<(), CudaUnavailable> {
+    match config.device.kind {
+        DeviceKind::Cpu => Ok(()),
+        DeviceKind::Cuda => Err(CudaUnavailable::explain(&oasis_cuda::probe(), config.device.ordinal)),
+    }
+}
+
+/// Opens configuration, tokenizer and tensor tables of the model and of its draft head; reads no weights.
+///
+/// # Errors
+/// When a file is missing or damaged, the family is not supported, or the head belongs to another model.
+pub fn open_model(config: &Config) -> CliResult<Model> {
+    let checkpoint = checkpoint::open(&config.model.path)?;
+    checkpoint.check_weights()?;
+    let head = match draft_source(config) {
+        None => None,
+        Some(source) => {
+            let head = checkpoint::open_head(&source)?;
+            head.check_fits(checkpoint.spec())?;
+            head.check_weights()?;
+            Some(head)
+        }
+    };
+    Ok(Model { checkpoint, head })
+}
+
+/// Which draft head is meant: `auto` is the embedded head of an embedded model.
+fn draft_source(config: &Config) -> Option<String> {
+    match config.model.draft.as_str() {
+        "none" => None,
+        "auto" => Some(format!("{}-eagle3", config.model.path)).filter(|name| EMBEDDED_HEADS.contains(&name.as_str())),
+        source => Some(source.to_owned()),
+    }
+}
+
+/// Builds the five roles for heads of `shape`.
+///
+/// # Errors
+/// Names the key that has an impossible value, and where the value came from.
+pub fn build_policies(resolved: &Resolved, shape: HeadShape) -> Result<CpuPolicies, ConfigError> {
+    let config = &resolved.config;
+    let locate = |role| move |error| resolved.locate(CliError::spec(role, error));
+    Ok(CpuPolicies {
+        summarizer: config.summarizer.build(shape).map_err(locate(Role::Summarizer))?.into(),
+        predictor: config.predictor.build().map_err(locate(Role::Predictor))?,
+        selector: config.selector.build().map_err(locate(Role::Selector))?,
+        transport: config.transport.build().map_err(locate(Role::Transport))?,
+        store: config.store.build().map_err(locate(Role::Store))?,
+    })
+}
+
+/// Shape of the KV cache of a model under a configuration.
+pub fn geometry(config: &Config, spec: &DecoderSpec) -> KvGeometry {
+    KvGeometry {
+        layers: spec.layers,
+        q_heads: spec.q_heads,
+        kv_heads: spec.kv_heads,
+        head_dim: spec.head_dim,
+        block_tokens: config.kv.block_tokens,
+        dtype: KvDtype::F32,
+    }
+}
+
+/// Checks what no part can check alone: that a predictor which ranks by the draft token has a draft head, and that one
+/// request's working set fits the device.
+///
+/// # Errors
+/// Names the key, what was expected, what was found.
+pub fn check_fit(resolved: &Resolved, model: &Model, policies: &CpuPolicies) -> Result<(), ConfigError> {
+    let config = &resolved.config;
+    let Budget::Blocks(blocks) = config.kv.budget_blocks else { return Ok(()) };
+    if policies.predictor.query_source() == QuerySource::Draft && model.head.is_none() {
+        let error =
+            ConfigError::new("model.draft", "a draft head, as the predictor ranks by a draft token's query", "none")
+                .hint("name an EAGLE-3 head of this model, or choose a predictor that needs none: predictor.kind");
+        return Err(resolved.locate(error));
+    }
+    let limit = config.device.kv_memory.0;
+    let needed = working_set_bytes(&geometry(config, model.checkpoint.spec()), blocks);
+    if limit > 0 && needed > limit {
+        let error = ConfigError::new(
+            "kv.budget_blocks",
+            format!("a working set within device.kv_memory = {}", config.device.kv_memory),
+            format!("{blocks} blocks, {} a request", crate::text::size(needed)),
+        )
+        .hint("choose fewer blocks or more memory");
+        return Err(resolved.locate(error));
+    }
+    Ok(())
+}
+
+/// Bytes of one request's working set of `blocks` blocks and its tail block, all layers and heads.
+pub fn working_set_bytes(geometry: &KvGeometry, blocks: usize) -> u64 {
+    geometry.dense_bytes((blocks + 1) * geometry.block_tokens)
+}
+
+/// Loads the weights and starts the executor.
+///
+/// # Errors
+/// When a file cannot be read, parts do not fit together, or the machine gives no threads.
+pub fn start_executor(resolved: &Resolved, model: &Model, tracer: Tracer) -> CliResult<Box<dyn Executor>> {
+    let config = &resolved.config;
+    let spec = model.checkpoint.spec();
+    let policies = build_policies(resolved, geometry(config, spec).head_shape())?;
+    check_fit(resolved, model, &policies)?;
+    let precision = match config.model.dtype {
+        WeightDtype::Auto => Precision::Auto,
+        WeightDtype::F32 => Precision::F32,
+        WeightDtype::Bf16 => Precision::Bf16,
+    };
+    let weights = {
+        let bar = Progress::parts("loading weights");
+        model.checkpoint.load_weights(precision, &mut |progress| bar.set(progress.done, progress.total))?
+    };
+    let head = match &model.head {
+        Some(head) => Some(Arc::new(head.load(spec, precision, &mut |_| ())?)),
+        None => None,
+    };
+    let options = CpuOptions {
+        block_tokens: config.kv.block_tokens,
+        budget: config.kv.budget_blocks,
+        prefill_chunk: config.engine.prefill_chunk,
+        threads: config.device.threads,
+        kv_memory: config.device.kv_memory.0,
+    };
+    Ok(Box::new(CpuExecutor::new(spec.clone(), weights, head, policies, options, tracer)?))
+}

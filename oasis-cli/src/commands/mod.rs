@@ -1,0 +1,9 @@
+//! One file a command: its arguments and what it does.
+
+pub mod check;
+pub mod completions;
+pub mod doctor;
+pub mod explain;
+pub mod list;
+pub mod pull;
+pub mod run;
