@@ -5,7 +5,7 @@ use crate::ids::{BlockId, KvHead, LayerId, RequestId, SlotId, Step};
 use crate::memory::{
     BlockWrite, EntryCopy, EntryKey, EntryTarget, FetchedEntries, KvStore, LayerCache, StoreError, Transport,
 };
-use crate::pipeline::stage::StageError;
+use crate::pipeline::stage::{Stage, StageError, guarded};
 use crate::pipeline::{LayerDone, Returned, Tracer, Track};
 use crate::working_set::{Admission, Ranking};
 use std::sync::Arc;
@@ -109,10 +109,11 @@ impl TransferStage {
         match message {
             TransferMessage::Transfer(task) => self.transfer(task),
             // A caller that no longer listens has given the request up.
-            TransferMessage::Offload { blocks, reply } => drop(reply.send(self.offload(&blocks))),
+            TransferMessage::Offload { blocks, reply } => {
+                drop(reply.send(guarded_store("put", || self.offload(&blocks))));
+            }
             TransferMessage::Fetch { keys, reply } => {
-                let entries = self.runtime.block_on(self.store.fetch(&keys));
-                drop(reply.send(entries));
+                drop(reply.send(guarded_store("fetch", || self.runtime.block_on(self.store.fetch(&keys)))));
             }
         }
     }
@@ -135,14 +136,14 @@ impl TransferStage {
         let start = Instant::now();
         let TransferTask { layer, step, ranking, mut members } = task;
         for member in members.iter_mut().filter(|m| m.error.is_none()) {
-            self.complete_tail(layer, member);
+            if let Err(error) = guarded(Stage::Transfer, || self.complete_tail(layer, member)).flatten() {
+                member.error = Some(error);
+            }
         }
-        if self.gather(layer, &mut members).is_err() {
+        if self.guarded_gather(layer, &mut members).is_err() {
             // One request's fault must not end the others: find out whose it is.
             for member in members.iter_mut().filter(|m| m.error.is_none()) {
-                if let Err(error) = self.gather(layer, std::slice::from_mut(member)) {
-                    member.error = Some(StageError::Transfer(format!("{error:#}")));
-                }
+                member.error = self.guarded_gather(layer, std::slice::from_mut(member)).err();
             }
         }
         let members = members.into_iter().map(|m| Returned {
@@ -160,17 +161,15 @@ impl TransferStage {
     }
 
     /// Stores a full tail block, copies it to its slots and starts the next one.
-    fn complete_tail(&self, layer: LayerId, member: &mut TransferMember) {
+    fn complete_tail(&self, layer: LayerId, member: &mut TransferMember) -> Result<(), StageError> {
         let resident = &mut member.cache.resident;
         if !resident.tail.is_full() {
-            return;
+            return Ok(());
         }
         let block = resident.tail.block();
         let write = BlockWrite { block, bytes: bytemuck::cast_slice(resident.tail.entries()) };
-        if let Err(error) = self.runtime.block_on(self.store.put(member.request, layer, &[write])) {
-            member.error = Some(StageError::Transfer(error.to_string()));
-            return;
-        }
+        let put = self.runtime.block_on(self.store.put(member.request, layer, &[write]));
+        put.map_err(|error| StageError::Transfer(error.to_string()))?;
         for &(head, slot) in &member.promotions {
             resident.copy_tail_to(head, slot);
         }
@@ -183,6 +182,13 @@ impl TransferStage {
             !is_tail
         });
         resident.tail.advance();
+        Ok(())
+    }
+
+    /// Gathers; a panic of store or transport is an error like any other.
+    fn guarded_gather(&mut self, layer: LayerId, members: &mut [TransferMember]) -> Result<(), StageError> {
+        let gathered = guarded(Stage::Transfer, || self.gather(layer, members))?;
+        gathered.map_err(|error| StageError::Transfer(format!("{error:#}")))
     }
 
     fn gather(&mut self, layer: LayerId, members: &mut [TransferMember]) -> anyhow::Result<()> {
@@ -214,4 +220,10 @@ impl TransferStage {
         }
         self.runtime.block_on(self.transport.gather(&mut copies))
     }
+}
+
+/// Runs a store operation; a panic of the store is an error like any other.
+fn guarded_store<T>(operation: &'static str, f: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    guarded(Stage::Transfer, f)
+        .unwrap_or_else(|panic| Err(StoreError::Medium { operation, problem: panic.to_string() }))
 }
