@@ -14,7 +14,7 @@ use oasis_core::executor::{
 use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{LayerId, RequestId, TokenId};
 use oasis_core::memory::{KvStore, Reservation, Transport};
-use oasis_core::pipeline::{Offload, Pipeline, PipelineParts, Tracer};
+use oasis_core::pipeline::{Pipeline, PipelineParts, Tracer};
 use oasis_core::policy::{Predictor, QuerySource, Selector, Summarizer};
 use oasis_core::sampling::SamplingParams;
 use std::collections::BTreeMap;
@@ -278,8 +278,7 @@ impl CpuExecutor {
 
     /// Waits until the prompt's blocks are in the store, then chooses the first token.
     fn begin_decoding(&self, request: &mut Request) -> Result<TokenId, RequestError> {
-        let stored = request.offloads.drain(..).try_for_each(Offload::wait);
-        stored.map_err(|error| RequestError(error.to_string()))?;
+        request.finish_offloads().map_err(|error| RequestError(error.to_string()))?;
         request.position = request.prompt.len();
         self.sample(request)
     }
@@ -288,7 +287,7 @@ impl CpuExecutor {
     /// executors of the same model.
     ///
     /// # Errors
-    /// When there is no room, or the store fails.
+    /// When there is no room, or the store fails; the request holds nothing then.
     pub fn resume(
         &mut self,
         state: &PromptState,
@@ -317,6 +316,9 @@ impl CpuExecutor {
         self.give_back_prefill(&mut admitted);
         let first = self.begin_decoding(&mut admitted);
         self.requests.insert(request, admitted);
+        if first.is_err() {
+            self.release(request);
+        }
         Ok(first?)
     }
 
@@ -342,7 +344,10 @@ impl Executor for CpuExecutor {
     fn admit(&mut self, sequence: Sequence) -> anyhow::Result<Admission> {
         let Sequence { request: id, prompt, max_new_tokens, sampling } = sequence;
         anyhow::ensure!(!self.requests.contains_key(&id), "request {id} is admitted already");
-        let sampler = Sampler::new(sampling)?;
+        let sampler = match Sampler::new(sampling) {
+            Ok(sampler) => sampler,
+            Err(error) => return Ok(Admission::Refused { reason: error.to_string() }),
+        };
         anyhow::ensure!(!prompt.is_empty(), "request {id}: expected at least one prompt token, found none");
         // The last generated token is never run.
         let tokens = prompt.len() + max_new_tokens.saturating_sub(1);
@@ -415,7 +420,9 @@ impl Executor for CpuExecutor {
 
     fn release(&mut self, id: RequestId) {
         self.drain();
-        if let Some(request) = self.requests.remove(&id) {
+        if let Some(mut request) = self.requests.remove(&id) {
+            // A late write must not meet a later request of the same id; that it may fail no longer matters.
+            let _ = request.finish_offloads();
             self.device -= request.footprint;
             if let Some(sparse) = &self.sparse {
                 sparse.store.release(id);

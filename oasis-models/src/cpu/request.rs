@@ -5,7 +5,7 @@ use crate::cpu::prefill::Prefill;
 use crate::sampling::Sampler;
 use oasis_core::geometry::KvFootprint;
 use oasis_core::ids::TokenId;
-use oasis_core::memory::{LayerCache, Resident};
+use oasis_core::memory::{LayerCache, Resident, StoreError};
 use oasis_core::pipeline::Offload;
 
 /// One admitted request.
@@ -34,6 +34,18 @@ pub(super) struct Request {
     pub footprint: KvFootprint,
     /// Logits of the last token, `[vocab]`.
     pub logits: Vec<f32>,
+}
+
+impl Request {
+    /// Position after the last that may be run: the last generated token never is.
+    pub fn end(&self) -> usize {
+        self.prompt.len() + self.max_new_tokens.saturating_sub(1)
+    }
+
+    /// Waits for every write to the store; the first error wins.
+    pub fn finish_offloads(&mut self) -> Result<(), StoreError> {
+        self.offloads.drain(..).map(Offload::wait).fold(Ok(()), Result::and)
+    }
 }
 
 /// State of a request's draft head.

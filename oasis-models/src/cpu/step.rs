@@ -77,7 +77,10 @@ impl CpuExecutor {
         }
         for (index, mut member) in indices.into_iter().zip(members) {
             results[index] = Some(match member.error.take() {
-                Some(error) => Err(error),
+                Some(error) => {
+                    member.request.failed = Some(error.to_string());
+                    Err(error)
+                }
                 None => {
                     member.request.position += 1;
                     member.request.steps += 1;
@@ -99,6 +102,11 @@ impl CpuExecutor {
             Some(Request { failed: Some(problem), .. }) => return refuse(problem),
             Some(request) if request.prefill.is_some() => return refuse("its prompt has not been read yet"),
             Some(request) if request.position >= self.info.max_context => return refuse("the context is full"),
+            Some(request) if request.position >= request.end() => {
+                return refuse(
+                    "expected no more steps than tokens were asked for; slots and store have room for no more",
+                );
+            }
             Some(_) if token.index() >= self.info.vocab => return refuse("the token is not in the vocabulary"),
             Some(_) => {}
         }
@@ -176,12 +184,14 @@ impl CpuExecutor {
         let source = self.sparse.as_ref().map(|s| s.pipeline.query_source());
         if source == Some(QuerySource::Exact) {
             // The working set must hold this step's own choice before its attention: nothing to hide behind.
-            let chosen: Vec<bool> = members.iter().map(|m| !m.sees_full_kv(layer.index())).collect();
+            let chosen: Vec<bool> =
+                members.iter().map(|m| m.error.is_none() && !m.sees_full_kv(layer.index())).collect();
             self.submit(step, layer, members, &chosen, &|m| shape.split(row(m.rows.start)).0);
             self.submit_resident(step, layer, members, &chosen);
             self.collect(layer, members);
         }
-        for member in members.iter_mut() {
+        // A member that a stage failed for may have a full tail still, and takes no further part in what outlives the step.
+        for member in members.iter_mut().filter(|m| m.error.is_none()) {
             let (_, key, value) = shape.split(row(member.rows.start));
             let cache = member.request.layers[layer.index()].as_mut().expect("the layer was waited for");
             cache.resident.tail.push(key, value);
@@ -191,12 +201,12 @@ impl CpuExecutor {
             Some(QuerySource::Draft | QuerySource::Current) if !self.may_skip_background(layer, members) => source,
             _ => None,
         };
-        let everyone = vec![true; members.len()];
         let full_kv: Vec<Option<FetchedEntries>> =
             members.iter_mut().map(|member| self.fetch_full_kv(layer, member)).collect();
+        let sound: Vec<bool> = members.iter().map(|m| m.error.is_none()).collect();
         if let Some(source) = background {
             let offset = usize::from(source == QuerySource::Draft);
-            self.submit(step, layer, members, &everyone, &|m| shape.split(row(m.rows.start + offset)).0);
+            self.submit(step, layer, members, &sound, &|m| shape.split(row(m.rows.start + offset)).0);
         }
         let start = Instant::now();
         let views: Vec<AttentionView<'_>> = (members.iter().zip(&full_kv))
@@ -210,7 +220,7 @@ impl CpuExecutor {
         let attended = attend(shape, &views, &qkv);
         self.tracer.record(Track::Foreground, "attention", layer, step, start);
         if background.is_some() {
-            self.submit_resident(step, layer, members, &everyone);
+            self.submit_resident(step, layer, members, &sound);
         } else if source.is_none() {
             members.iter_mut().for_each(|member| complete_in_place(member, layer, step));
         }
