@@ -39,31 +39,38 @@ pub fn dense(model: &Arc<CpuModel>, prefill_chunk: usize) -> CpuExecutor {
     CpuExecutor::new(model.clone(), Residency::Dense, options(prefill_chunk), Tracer::default()).unwrap()
 }
 
-/// A sparse executor, its policies from `key=value` settings over the defaults.
-pub fn sparse(model: &Arc<CpuModel>, budget_blocks: usize, settings: &[&str], tracer: Tracer) -> CpuExecutor {
+/// The parts of sparse decoding, policies and memories from `key=value` settings over the defaults.
+///
+/// # Panics
+/// When a setting is wrong.
+pub fn parts(model: &CpuModel, budget_blocks: usize, block_tokens: usize, settings: &[&str]) -> SparseParts {
     let layers: Vec<Layer> = settings.iter().map(|s| Layer::assignment("--set", s).unwrap()).collect();
     let config = Resolved::new(&layers).unwrap().config;
     let spec = model.spec();
-    let shape = oasis_core::geometry::HeadShape {
-        group: spec.q_heads / spec.kv_heads,
-        head_dim: spec.head_dim,
-        block_tokens: 16,
-    };
-    let parts = SparseParts {
+    let shape =
+        oasis_core::geometry::HeadShape { group: spec.q_heads / spec.kv_heads, head_dim: spec.head_dim, block_tokens };
+    SparseParts {
         budget_blocks,
         summarizer: Arc::from(config.summarizer.build(shape).unwrap()),
         predictor: config.predictor.build().unwrap(),
         selector: config.selector.build().unwrap(),
         transport: config.transport.build().unwrap(),
         store: config.store.build().unwrap(),
-    };
+    }
+}
+
+/// A sparse executor of blocks of 16 tokens; see [`parts`].
+///
+/// # Panics
+/// When a setting is wrong.
+pub fn sparse(model: &Arc<CpuModel>, budget_blocks: usize, settings: &[&str], tracer: Tracer) -> CpuExecutor {
+    let parts = parts(model, budget_blocks, 16, settings);
     CpuExecutor::new(model.clone(), Residency::Sparse(parts), options(512), tracer).unwrap()
 }
 
 /// Admits a prompt and reads it; gives the first token.
 pub fn start(executor: &mut CpuExecutor, request: RequestId, prompt: &[TokenId], max_new_tokens: usize) -> TokenId {
-    let sequence =
-        Sequence { request, prompt: prompt.to_vec(), max_new_tokens, sampling: SamplingParams::default() };
+    let sequence = Sequence { request, prompt: prompt.to_vec(), max_new_tokens, sampling: SamplingParams::default() };
     assert_eq!(executor.admit(sequence).unwrap(), oasis_core::executor::Admission::Admitted);
     loop {
         if let PrefillProgress::Done(token) = executor.prefill(request).unwrap() {
