@@ -1,6 +1,6 @@
 //! Arguments: what can be said on the command line, and nothing of what it does.
 
-use crate::commands::{check, completions, doctor, explain, list, pull, run};
+use crate::commands::{bench, check, completions, doctor, eval, explain, list, pull, run};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -35,6 +35,10 @@ pub struct GlobalArgs {
 pub enum Command {
     /// Answer a prompt and say what it cost
     Run(run::RunArgs),
+    /// Measure what policies do to answers and predictions
+    Eval(eval::EvalArgs),
+    /// Measure speed beside its floor
+    Bench(bench::BenchArgs),
     /// List the policies, transports and stores that are linked in
     List(list::ListArgs),
     /// Print every configuration value and where it came from

@@ -15,17 +15,19 @@ use oasis_policies as _;
 use oasis_transport as _;
 
 mod assemble;
+mod bench;
 mod cli;
 mod commands;
 mod env;
 mod error;
+mod eval;
 mod generate;
 mod hub;
 mod interrupt;
 mod machine;
 mod progress;
 mod prompt;
-mod report;
+pub mod report;
 mod settings;
 mod text;
 mod tokens;
@@ -75,6 +77,8 @@ fn run(cli: &Cli, out: &mut dyn Write) -> CliResult {
     oasis_core::registry::check_catalogue()?;
     match &cli.command {
         Command::Run(args) => commands::run::run(args, &cli.global, out),
+        Command::Eval(args) => commands::eval::run(args, &cli.global, out),
+        Command::Bench(args) => commands::bench::run(args, &cli.global, out),
         Command::List(args) => commands::list::run(args, out),
         Command::Explain(args) => commands::explain::run(args, &cli.global, out),
         Command::Check(args) => commands::check::run(args, &cli.global, out),

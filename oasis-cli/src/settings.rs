@@ -3,6 +3,7 @@
 use crate::cli::GlobalArgs;
 use crate::env;
 use crate::error::{CliError, CliResult};
+use clap::Args;
 use oasis_core::config::{Layer, Resolved};
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,29 @@ pub fn config_file(global: &GlobalArgs) -> Option<PathBuf> {
         .clone()
         .or_else(env::config_file)
         .or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()))
+}
+
+/// Shorthands that name the model.
+#[derive(Debug, Default, Args)]
+pub struct ModelArgs {
+    /// model.path: a folder, a .gguf file or the name of an embedded model
+    #[arg(long, value_name = "PATH")]
+    model: Option<String>,
+    /// model.draft: a folder, the name of an embedded head, auto or none
+    #[arg(long, value_name = "PATH")]
+    draft: Option<String>,
+}
+
+impl ModelArgs {
+    /// The settings they stand for.
+    ///
+    /// # Errors
+    /// Never for the keys that are named here.
+    pub fn layers(&self) -> CliResult<Vec<Layer>> {
+        let named = [("--model", "model.path", &self.model), ("--draft", "model.draft", &self.draft)];
+        let given = named.iter().filter_map(|(argument, key, value)| Some((argument, key, value.as_ref()?)));
+        given.map(|(argument, key, value)| shorthand(argument, key, value)).collect()
+    }
 }
 
 /// Merges defaults, file, environment, `--set` and then `arguments`, a command's own shorthands.
@@ -51,7 +75,7 @@ fn read(path: &Path) -> CliResult<Layer> {
 ///
 /// # Errors
 /// Never for the keys that the program itself names.
-pub fn shorthand(argument: &str, key: &str, value: &str) -> CliResult<Layer> {
+fn shorthand(argument: &str, key: &str, value: &str) -> CliResult<Layer> {
     let literal = toml::Value::String(value.to_owned());
     Ok(Layer::assignment(&format!("{argument} {value}"), &format!("{key}={literal}"))?)
 }
