@@ -25,7 +25,7 @@ mod interrupt;
 mod machine;
 mod progress;
 mod prompt;
-mod report;
+pub mod report;
 mod settings;
 mod text;
 mod tokens;

@@ -15,6 +15,7 @@ use oasis_core::pipeline::Tracer;
 use serde::Serialize;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `run`.
@@ -23,8 +24,8 @@ pub struct RunArgs {
     #[command(flatten)]
     prompt: PromptArgs,
     /// Most tokens to generate
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
-    max_tokens: usize,
+    #[arg(short = 'n', long, value_name = "N", default_value = "128")]
+    max_tokens: NonZeroUsize,
     /// Go on after the model's end-of-text token
     #[arg(long)]
     ignore_eos: bool,
@@ -52,10 +53,10 @@ struct Shorthands {
     #[arg(long)]
     dense: bool,
     /// sampling.temperature: 0 always takes the likeliest token
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// sampling.top_p: the likeliest tokens that make up this probability
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// sampling.top_k: the K likeliest tokens, 0 for all
     #[arg(long, value_name = "K")]
@@ -116,11 +117,13 @@ pub fn run(args: &RunArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResul
     let text = ModelText::new(&model.checkpoint)?;
     let tokens = args.prompt.encode(&text, &prompt)?;
     let tracer = if trace.is_some() { Tracer::recording() } else { Tracer::default() };
-    let executor = assemble::start_executor(&resolved, &model, tracer.clone())?;
+    let policies = assemble::build_policies(&resolved, &model)?;
+    let weights = assemble::load_model(config, &model)?;
+    let executor = assemble::start_executor(config, weights, policies, tracer.clone())?;
     let mut engine = Engine::new(executor, config.engine.max_batch);
     let request = GenerateRequest {
         prompt: tokens,
-        max_new_tokens: args.max_tokens,
+        max_new_tokens: args.max_tokens.get(),
         stop_tokens: if args.ignore_eos { Vec::new() } else { text.stop_tokens() },
         sampling: config.sampling,
     };
