@@ -103,18 +103,8 @@ fn bench_decode_attention(floor: f64) {
             .chunks(blocks * 2 * entry)
             .map(|head| {
                 head.chunks(2 * entry)
-<<<<<<< HEAD
-                    .map(|both| {
-                        let (middle, end) = run(both);
-                        KvRun { keys: &both[..middle], values: &both[middle..end], first_query: 0 }
-=======
                     .map(|both| both.split_at(both.len() / 2))
-                    .map(|(keys, values)| KvRun {
-                        keys,
-                        values,
-                        first_query: 0,
->>>>>>> kernels
-                    })
+                    .map(|(keys, values)| KvRun { keys, values, first_query: 0 })
                     .collect()
             })
             .collect();

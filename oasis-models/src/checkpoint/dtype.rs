@@ -101,9 +101,9 @@ impl Dtype {
         let (elements, bytes) = self.block();
         let blocks = raw.chunks_exact(bytes).zip(out.chunks_exact_mut(elements));
         match self {
-            Self::F32 => blocks.for_each(|(raw, out)| out[0] = f32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]])),
-            Self::F16 => blocks.for_each(|(raw, out)| out[0] = f16::from_le_bytes([raw[0], raw[1]]).to_f32()),
-            Self::Bf16 => blocks.for_each(|(raw, out)| out[0] = bf16::from_le_bytes([raw[0], raw[1]]).to_f32()),
+            Self::F32 => plain(raw, out, f32::from_le_bytes),
+            Self::F16 => plain(raw, out, |raw| f16::from_le_bytes(raw).to_f32()),
+            Self::Bf16 => plain(raw, out, |raw| bf16::from_le_bytes(raw).to_f32()),
             Self::Q8_0 => blocks.for_each(|(raw, out)| quant::q8_0(raw, out)),
             Self::Q4_0 => blocks.for_each(|(raw, out)| quant::q4_0(raw, out)),
             Self::Q4_1 => blocks.for_each(|(raw, out)| quant::q4_1(raw, out)),
@@ -114,5 +114,12 @@ impl Dtype {
             Self::Q6_K => blocks.for_each(|(raw, out)| quant::q6_k(raw, out)),
             Self::I64 | Self::I32 | Self::Bool => out.fill(0.0),
         }
+    }
+}
+
+/// Decodes elements of `N` bytes.
+fn plain<const N: usize>(raw: &[u8], out: &mut [f32], decode: impl Fn([u8; N]) -> f32) {
+    for (out, raw) in out.iter_mut().zip(raw.as_chunks().0) {
+        *out = decode(*raw);
     }
 }

@@ -4,9 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 
 use half::bf16;
+use half::slice::HalfFloatSliceExt;
 
+use super::dtype::Dtype;
 use super::error::{CheckpointError, Result};
-use super::table::{TensorTable, round_row};
+use super::table::{Entry, TensorTable};
 use crate::weights::{Matrix, MatrixData};
 
 /// In which precision matrices are kept. Vectors (norms, biases) are always f32.
@@ -156,37 +158,45 @@ impl<'a> Loader<'a> {
         };
         // The parts' shapes were found in the files, whose sizes bound the allocation.
         let elements = if self.reading.is_some() { rows * cols } else { 0 };
-        let data = if narrow {
-            let mut data = vec![bf16::ZERO; elements];
-            self.fill(parts, cols, |at, row| round_row(row, &mut data[at..at + cols]))?;
-            MatrixData::Bf16(data)
-        } else {
-            let mut data = vec![0.0; elements];
-            self.fill(parts, cols, |at, row| data[at..at + cols].copy_from_slice(row))?;
-            MatrixData::F32(data)
-        };
-        Ok(Matrix { rows, cols, data })
-    }
-
-    /// Hands every row of the parts to `store` with the offset of its first element in the fused matrix.
-    fn fill(&self, parts: &[Part], cols: usize, mut store: impl FnMut(usize, &[f32])) -> Result<()> {
+        let mut data =
+            if narrow { MatrixData::Bf16(vec![bf16::ZERO; elements]) } else { MatrixData::F32(vec![0.0; elements]) };
         let mut first = 0;
         for part in parts {
-            let mut entry = self.table.find(&part.name)?.clone();
-            if let Some((index, count)) = part.slice {
-                entry.bytes /= count;
-                entry.offset += (index * entry.bytes) as u64;
-                entry.shape.remove(0);
-            }
+            let entry = self.entry(part)?;
             if self.reading.is_some() {
-                self.table.read_rows(&entry, part.rows, &mut |row, values| {
-                    store((first + part.order.place(row)) * cols, values);
-                })?;
+                self.read_part(part, &entry, cols, first * cols, &mut data)?;
             }
             self.account(&part.name, entry.bytes);
             first += part.rows;
         }
-        Ok(())
+        Ok(Matrix { rows, cols, data })
+    }
+
+    /// Where a part's bytes lie.
+    fn entry(&self, part: &Part) -> Result<Entry> {
+        let mut entry = self.table.find(&part.name)?.clone();
+        if let Some((index, count)) = part.slice {
+            entry.bytes /= count;
+            entry.offset += (index * entry.bytes) as u64;
+            entry.shape.remove(0);
+        }
+        Ok(entry)
+    }
+
+    /// Reads the rows of a part into a fused matrix, from its element `first` on.
+    fn read_part(&self, part: &Part, entry: &Entry, cols: usize, first: usize, data: &mut MatrixData) -> Result<()> {
+        let at = |row| first + part.order.place(row) * cols;
+        match data {
+            MatrixData::Bf16(data) if entry.dtype == Dtype::Bf16 && part.order == RowOrder::Plain => {
+                self.table.read_bf16(entry, &mut data[first..first + part.rows * cols])
+            }
+            MatrixData::Bf16(data) => self.table.read_rows(entry, part.rows, &mut |row, values| {
+                data[at(row)..at(row) + cols].convert_from_f32_slice(values);
+            }),
+            MatrixData::F32(data) => self.table.read_rows(entry, part.rows, &mut |row, values| {
+                data[at(row)..at(row) + cols].copy_from_slice(values);
+            }),
+        }
     }
 
     /// A matrix of one tensor.

@@ -106,6 +106,15 @@ impl TensorTable {
         Ok(())
     }
 
+    /// Reads a whole bf16 tensor as it is.
+    pub fn read_bf16(&self, entry: &Entry, out: &mut [bf16]) -> Result<()> {
+        self.read_raw(entry, 0, bytemuck::cast_slice_mut(out))?;
+        if cfg!(target_endian = "big") {
+            out.iter_mut().for_each(|value| *value = bf16::from_bits(value.to_bits().swap_bytes()));
+        }
+        Ok(())
+    }
+
     /// Reads an integer tensor.
     pub fn read_integers(&self, name: &str, entry: &Entry) -> Result<Vec<i64>> {
         let mut raw = vec![0; entry.bytes];
@@ -119,12 +128,5 @@ impl TensorTable {
 
     fn read_raw(&self, entry: &Entry, start: usize, out: &mut [u8]) -> Result<()> {
         self.files[entry.file].read_exact_at(entry.offset + start as u64, out)
-    }
-}
-
-/// Rounds a row to bf16, to nearest, ties to even.
-pub(crate) fn round_row(row: &[f32], out: &mut [bf16]) {
-    for (out, &value) in out.iter_mut().zip(row) {
-        *out = bf16::from_f32(value);
     }
 }

@@ -4,7 +4,7 @@ use crate::cpu::decoder::{AttentionShape, embed, gated_mlp, project_qkv};
 use crate::cpu::kernels::{KvRun, decode_attention, rms_norm};
 use crate::cpu::linear::{Regime, linear, widen};
 use crate::cpu::rope::RotaryEmbedding;
-use crate::draft::Eagle3Head;
+use crate::draft::{Eagle3Head, Eagle3Weights};
 use crate::weights::Matrix;
 use oasis_core::ids::TokenId;
 use rayon::prelude::*;
@@ -72,6 +72,12 @@ impl DraftHead {
     /// Elements of one row's taps.
     pub fn taps_width(&self) -> usize {
         3 * self.head.spec.target_hidden
+    }
+
+    /// Bytes of weights that one step reads.
+    pub fn weight_bytes(&self) -> u64 {
+        let Eagle3Weights { fc, attention, mlp, lm_head, .. } = &self.head.weights;
+        [fc, &attention.qkv, &attention.o, &mlp.gate_up, &mlp.down, lm_head].map(Matrix::bytes).iter().sum()
     }
 
     /// Bytes of the cache for one position.

@@ -88,6 +88,7 @@ pub struct CpuExecutor {
     pub(super) counters: Counters,
     pub(super) observer: Option<Box<dyn StepObserver>>,
     pub(super) tracer: Tracer,
+    pub(super) paused: bool,
     options: CpuOptions,
     device: KvFootprint,
     device_peak: KvFootprint,
@@ -170,6 +171,7 @@ impl CpuExecutor {
             counters: Counters::default(),
             observer: None,
             tracer,
+            paused: false,
             options,
             device: KvFootprint::default(),
             device_peak: KvFootprint::default(),
@@ -180,6 +182,12 @@ impl CpuExecutor {
     /// Sets or removes the observer of decode steps.
     pub fn set_observer(&mut self, observer: Option<Box<dyn StepObserver>>) {
         self.observer = observer;
+    }
+
+    /// Pauses the background stages, to measure what they cost: working sets then change only where a first one is
+    /// chosen or a tail block completes.
+    pub fn pause_background(&mut self, paused: bool) {
+        self.paused = paused;
     }
 
     /// The summarizer of sparse decoding, for observers that score queries themselves.

@@ -4,7 +4,7 @@ use crate::cpu::decoder::Decoder;
 use crate::cpu::eagle3::DraftHead;
 use crate::draft::Eagle3Head;
 use crate::spec::DecoderSpec;
-use crate::weights::DecoderWeights;
+use crate::weights::{DecoderWeights, LayerWeights};
 use std::sync::Arc;
 
 /// A decoder and, where there is one, its draft head.
@@ -23,6 +23,18 @@ impl CpuModel {
     /// The decoder's shape and arithmetic.
     pub fn spec(&self) -> &DecoderSpec {
         &self.decoder.spec
+    }
+
+    /// Bytes of weights that a decode step of one row reads: all layers with every expert, and the output projection.
+    pub fn step_weight_bytes(&self) -> u64 {
+        let weights = &self.decoder.weights;
+        let head = weights.lm_head.as_ref().unwrap_or(&weights.embed);
+        weights.layers.iter().map(LayerWeights::matrix_bytes).sum::<u64>() + head.bytes()
+    }
+
+    /// Bytes of weights that one draft step reads; 0 without a head.
+    pub fn draft_weight_bytes(&self) -> u64 {
+        self.draft.as_ref().map_or(0, DraftHead::weight_bytes)
     }
 
     /// Whether there is a draft head.

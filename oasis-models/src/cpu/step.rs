@@ -187,12 +187,15 @@ impl CpuExecutor {
             cache.resident.tail.push(key, value);
         }
 
-        let lookahead = matches!(source, Some(QuerySource::Draft | QuerySource::Current));
+        let background = match source {
+            Some(QuerySource::Draft | QuerySource::Current) if !self.may_skip_background(layer, members) => source,
+            _ => None,
+        };
         let everyone = vec![true; members.len()];
         let full_kv: Vec<Option<FetchedEntries>> =
             members.iter_mut().map(|member| self.fetch_full_kv(layer, member)).collect();
-        if lookahead {
-            let offset = usize::from(source == Some(QuerySource::Draft));
+        if let Some(source) = background {
+            let offset = usize::from(source == QuerySource::Draft);
             self.submit(step, layer, members, &everyone, &|m| shape.split(row(m.rows.start + offset)).0);
         }
         let start = Instant::now();
@@ -206,15 +209,21 @@ impl CpuExecutor {
             .collect();
         let attended = attend(shape, &views, &qkv);
         self.tracer.record(Track::Foreground, "attention", layer, step, start);
-        match source {
-            None => members.iter_mut().for_each(|member| complete_in_place(member, layer, step)),
-            Some(QuerySource::Exact) => {}
-            Some(QuerySource::Draft | QuerySource::Current) => self.submit_resident(step, layer, members, &everyone),
+        if background.is_some() {
+            self.submit_resident(step, layer, members, &everyone);
+        } else if source.is_none() {
+            members.iter_mut().for_each(|member| complete_in_place(member, layer, step));
         }
 
         let start = Instant::now();
         model.decoder.finish_layer(Regime::Decode, weights, &attended, x);
         self.tracer.record(Track::Foreground, "output + mlp", layer, step, start);
+    }
+
+    /// Whether the stages are paused and no request needs them: for a first working set or a completed tail block.
+    fn may_skip_background(&self, layer: LayerId, members: &[Member]) -> bool {
+        let needs = |m: &Member| m.sees_full_kv(layer.index()) || m.cache(layer.index()).resident.tail.is_full();
+        self.paused && !members.iter().any(needs)
     }
 
     /// Keeps the layer's input of normal rows where the draft head taps it.

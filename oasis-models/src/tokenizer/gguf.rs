@@ -27,8 +27,10 @@ const USER_DEFINED: i32 = 4;
 /// How text is cut before merging.
 struct Preset {
     steps: Vec<PreTokenizerWrapper>,
+    /// Qwen's normalisation.
     nfc: bool,
-    ignore_merges: bool,
+    /// Llama 3's habits: whole words that are tokens need no merges; a begin-of-sequence token unless told otherwise.
+    llama3: bool,
 }
 
 impl Tokenizer {
@@ -59,7 +61,7 @@ impl Tokenizer {
         if vocab.len() != tokens.len() {
             return Err(damaged(gguf, "tokenizer.ggml.tokens", "each token once", "a token twice"));
         }
-        let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(preset.ignore_merges);
+        let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(preset.llama3);
         let mut inner = tokenizers::Tokenizer::new(model.build().map_err(failure)?);
         if preset.nfc {
             inner.with_normalizer(Some(NFC)).map_err(failure)?;
@@ -70,7 +72,7 @@ impl Tokenizer {
         inner.add_special_tokens(special).map_err(failure)?;
         inner.add_tokens(plain).map_err(failure)?;
         let mut tokenizer = Self { inner, file: gguf.table.name.clone(), bos: None };
-        if config.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(false) {
+        if config.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(preset.llama3) {
             tokenizer.bos = config.token_ids("tokenizer.ggml.bos_token_id", tokens.len())?.first().copied();
         }
         Ok(tokenizer)
@@ -83,7 +85,7 @@ fn preset(pre: &str) -> tokenizers::Result<Option<Preset>> {
         Ok(Split::new(pattern, SplitDelimiterBehavior::Isolated, false)?.into())
     };
     let bytes = |use_regex| PreTokenizerWrapper::from(ByteLevel::new(false, true, use_regex));
-    let plain = |steps| Preset { steps, nfc: false, ignore_merges: false };
+    let plain = |steps| Preset { steps, nfc: false, llama3: false };
     Ok(Some(match pre {
         "smollm" => plain(vec![Digits::new(true).into(), bytes(true)]),
         "gpt-2" => plain(vec![bytes(true)]),
@@ -94,9 +96,7 @@ fn preset(pre: &str) -> tokenizers::Result<Option<Preset>> {
             plain(steps)
         }
         "qwen2" => Preset { nfc: true, ..plain(vec![split(QWEN2)?, bytes(false)]) },
-        "llama-bpe" | "llama3" | "llama-v3" => {
-            Preset { ignore_merges: true, ..plain(vec![split(LLAMA3)?, bytes(false)]) }
-        }
+        "llama-bpe" | "llama3" | "llama-v3" => Preset { llama3: true, ..plain(vec![split(LLAMA3)?, bytes(false)]) },
         _ => return Ok(None),
     }))
 }
@@ -146,4 +146,40 @@ fn damaged(gguf: &Gguf, key: &str, expected: &str, found: &str) -> CheckpointErr
 
 fn tokenizer_error(what: String, error: &(dyn std::error::Error + Send + Sync)) -> CheckpointError {
     CheckpointError::tokenizer(what, "a byte-level BPE vocabulary", error.to_string(), "convert the model again")
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+    use super::preset;
+
+    /// How a preset cuts a text; spaces are written as the byte-level alphabet writes them.
+    fn cuts(pre: &str, text: &str) -> Vec<String> {
+        let mut pieces = PreTokenizedString::from(text);
+        for step in preset(pre).unwrap().unwrap().steps {
+            step.pre_tokenize(&mut pieces).unwrap();
+        }
+        let splits = pieces.get_splits(OffsetReferential::Normalized, OffsetType::Byte);
+        splits.into_iter().map(|(text, ..)| text.to_owned()).collect()
+    }
+
+    #[test]
+    fn digits_are_cut_as_each_family_does() {
+        assert_eq!(cuts("smollm", "a 1234"), ["a", "Ġ", "1", "2", "3", "4"]);
+        assert_eq!(cuts("qwen2", "a 1234"), ["a", "Ġ", "1", "2", "3", "4"]);
+        assert_eq!(cuts("llama-bpe", "a 1234"), ["a", "Ġ", "123", "4"]);
+        assert_eq!(cuts("gpt-2", "a 1234"), ["a", "Ġ1234"]);
+        assert_eq!(cuts("default", "a 1234"), ["a", "Ġ", "123", "4"]);
+    }
+
+    #[test]
+    fn contractions_words_and_line_breaks() {
+        assert_eq!(cuts("llama-bpe", "I'LL go.\n\n x"), ["I", "'LL", "Ġgo", ".ĊĊ", "Ġx"]);
+        assert_eq!(cuts("qwen2", "don't (yes)"), ["don", "'t", "Ġ(", "yes", ")"]);
+        assert_eq!(cuts("smollm", "I'LL go"), ["I", "'", "LL", "Ġgo"]);
+        assert_eq!(cuts("smollm", "two  \n x"), ["two", "ĠĠĊ", "Ġx"]);
+        assert_eq!(cuts("default", "a+b"), ["a", "+", "b"]);
+        assert!(preset("tekken").unwrap().is_none());
+    }
 }

@@ -3,7 +3,7 @@
 use super::linear;
 use oasis_core::geometry::HeadShape;
 use oasis_core::policy::{Aggregate, DeviceCode, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
-use pulp::Arch;
+use pulp::{Arch, NullaryFnOnce};
 use serde::{Deserialize, Serialize};
 
 const DEVICE_CODE: DeviceCode = DeviceCode { name: "mean.cuh", source: include_str!("mean.cuh") };
@@ -36,7 +36,7 @@ impl Summarizer for MeanSummarizer {
     fn summarize(&self, shape: HeadShape, tasks: &mut [SummarizeTask<'_>]) {
         let arch = Arch::new();
         for task in tasks {
-            arch.dispatch(|| means(shape, task.keys, task.rows));
+            arch.dispatch(Means { shape, keys: task.keys, rows: task.rows });
         }
     }
 
@@ -54,15 +54,26 @@ impl Summarizer for MeanSummarizer {
 }
 
 /// `keys` `[blocks][block_tokens][head_dim]` -> `rows` `[blocks][head_dim]`.
-#[inline(always)]
-fn means(shape: HeadShape, keys: &[f32], rows: &mut [f32]) {
-    let blocks = keys.chunks_exact(shape.block_tokens * shape.head_dim);
-    for (mean, keys) in rows.chunks_exact_mut(shape.head_dim).zip(blocks) {
-        mean.fill(0.0);
-        for key in keys.chunks_exact(shape.head_dim) {
-            mean.iter_mut().zip(key).for_each(|(mean, k)| *mean += k);
+struct Means<'a> {
+    shape: HeadShape,
+    keys: &'a [f32],
+    rows: &'a mut [f32],
+}
+
+impl NullaryFnOnce for Means<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { shape, keys, rows } = self;
+        let blocks = keys.chunks_exact(shape.block_tokens * shape.head_dim);
+        for (mean, keys) in rows.chunks_exact_mut(shape.head_dim).zip(blocks) {
+            mean.fill(0.0);
+            for key in keys.chunks_exact(shape.head_dim) {
+                mean.iter_mut().zip(key).for_each(|(mean, k)| *mean += k);
+            }
+            mean.iter_mut().for_each(|mean| *mean /= shape.block_tokens as f32);
         }
-        mean.iter_mut().for_each(|mean| *mean /= shape.block_tokens as f32);
     }
 }
 

@@ -3,7 +3,7 @@
 use super::linear;
 use oasis_core::geometry::HeadShape;
 use oasis_core::policy::{Aggregate, DeviceCode, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
-use pulp::Arch;
+use pulp::{Arch, NullaryFnOnce};
 use serde::{Deserialize, Serialize};
 
 const DEVICE_CODE: DeviceCode = DeviceCode { name: "quest.cuh", source: include_str!("quest.cuh") };
@@ -37,7 +37,7 @@ impl Summarizer for QuestSummarizer {
     fn summarize(&self, shape: HeadShape, tasks: &mut [SummarizeTask<'_>]) {
         let arch = Arch::new();
         for task in tasks {
-            arch.dispatch(|| bounds(shape, task.keys, task.rows));
+            arch.dispatch(Bounds { shape, keys: task.keys, rows: task.rows });
         }
     }
 
@@ -58,17 +58,28 @@ impl Summarizer for QuestSummarizer {
 }
 
 /// `keys` `[blocks][block_tokens][head_dim]` -> `rows` `[blocks][2][head_dim]`.
-#[inline(always)]
-fn bounds(shape: HeadShape, keys: &[f32], rows: &mut [f32]) {
-    let blocks = keys.chunks_exact(shape.block_tokens * shape.head_dim);
-    for (rows, keys) in rows.chunks_exact_mut(2 * shape.head_dim).zip(blocks) {
-        let (max, min) = rows.split_at_mut(shape.head_dim);
-        max.fill(f32::NEG_INFINITY);
-        min.fill(f32::INFINITY);
-        for key in keys.chunks_exact(shape.head_dim) {
-            for ((max, min), &k) in max.iter_mut().zip(min.iter_mut()).zip(key) {
-                *max = if k > *max { k } else { *max };
-                *min = if k < *min { k } else { *min };
+struct Bounds<'a> {
+    shape: HeadShape,
+    keys: &'a [f32],
+    rows: &'a mut [f32],
+}
+
+impl NullaryFnOnce for Bounds<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { shape, keys, rows } = self;
+        let blocks = keys.chunks_exact(shape.block_tokens * shape.head_dim);
+        for (rows, keys) in rows.chunks_exact_mut(2 * shape.head_dim).zip(blocks) {
+            let (max, min) = rows.split_at_mut(shape.head_dim);
+            max.fill(f32::NEG_INFINITY);
+            min.fill(f32::INFINITY);
+            for key in keys.chunks_exact(shape.head_dim) {
+                for ((max, min), &k) in max.iter_mut().zip(min.iter_mut()).zip(key) {
+                    *max = if k > *max { k } else { *max };
+                    *min = if k < *min { k } else { *min };
+                }
             }
         }
     }

@@ -19,6 +19,11 @@ impl<'a> Cursor<'a> {
         Self { bytes, pos: 0, window: Vec::new(), start: 0 }
     }
 
+    /// Name of a part of the file for messages.
+    pub fn what(&self, part: &str) -> String {
+        format!("{}: {part}", self.bytes.name)
+    }
+
     /// Bytes from here to the end of the file.
     pub fn remaining(&self) -> u64 {
         self.bytes.len - self.pos
@@ -30,7 +35,7 @@ impl<'a> Cursor<'a> {
             return Ok(());
         }
         Err(CheckpointError::truncated(
-            format!("{}: {what}", self.bytes.name),
+            self.what(what),
             format!("at most the {} bytes that follow offset {}", self.remaining(), self.pos),
             format!("{count} items of at least {each} bytes"),
             "the file is damaged or cut short: fetch it again",
@@ -92,7 +97,7 @@ impl<'a> Cursor<'a> {
         let length = self.u64(what)?;
         String::from_utf8(self.raw(what, length)?).map_err(|error| {
             CheckpointError::malformed(
-                format!("{}: {what}", self.bytes.name),
+                self.what(what),
                 "UTF-8 text",
                 format!("an invalid byte at {}", error.utf8_error().valid_up_to()),
                 "the file is damaged: fetch it again",

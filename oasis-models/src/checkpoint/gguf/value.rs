@@ -37,7 +37,7 @@ fn float(value: f64) -> Value {
     Number::from_f64(value).map_or(Value::Null, Value::Number)
 }
 
-fn unknown(what: &str, kind: u32) -> CheckpointError {
+fn unknown(what: String, kind: u32) -> CheckpointError {
     CheckpointError::malformed(
         what,
         "a value type from 0 to 12, and no arrays of arrays",
@@ -63,7 +63,7 @@ pub(super) fn read_value(cursor: &mut Cursor<'_>, key: &str) -> Result<MetaValue
         10 => cursor.u64(key)?.into(),
         11 => (cursor.u64(key)? as i64).into(),
         12 => float(f64::from_bits(cursor.u64(key)?)),
-        _ => return Err(unknown(key, kind)),
+        _ => return Err(unknown(cursor.what(key), kind)),
     }))
 }
 
@@ -76,7 +76,7 @@ fn read_array(cursor: &mut Cursor<'_>, key: &str) -> Result<Array> {
             count * each
         }
         None if kind == STRING => string_run(cursor, key, count)?,
-        None => return Err(unknown(key, kind)),
+        None => return Err(unknown(cursor.what(key), kind)),
     };
     Ok(Array { kind, count: count as usize, raw: cursor.raw(key, bytes)? })
 }

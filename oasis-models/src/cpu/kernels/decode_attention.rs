@@ -36,47 +36,16 @@ pub struct KvRun<'a> {
 ///
 /// # Panics
 /// When a slice's length does not match the shapes above.
-pub fn decode_attention(
-    queries: &[f32],
-    head_dim: usize,
-    runs: &[KvRun],
-    scale: f32,
-    out: &mut [f32],
-) {
-    assert!(
-        head_dim > 0 && queries.len().is_multiple_of(head_dim),
-        "attention: queries are not [queries][{head_dim}]"
-    );
-    assert_eq!(
-        queries.len(),
-        out.len(),
-        "attention: queries and out differ in length"
-    );
+pub fn decode_attention(queries: &[f32], head_dim: usize, runs: &[KvRun], scale: f32, out: &mut [f32]) {
+    assert!(head_dim > 0 && queries.len().is_multiple_of(head_dim), "attention: queries are not [queries][{head_dim}]");
+    assert_eq!(queries.len(), out.len(), "attention: queries and out differ in length");
     for run in runs {
-        assert_eq!(
-            run.keys.len(),
-            run.values.len(),
-            "attention: a run's keys and values differ in length"
-        );
-        assert_eq!(
-            run.keys.len() % head_dim,
-            0,
-            "attention: a run is not [tokens][{head_dim}]"
-        );
+        assert_eq!(run.keys.len(), run.values.len(), "attention: a run's keys and values differ in length");
+        assert_eq!(run.keys.len() % head_dim, 0, "attention: a run is not [tokens][{head_dim}]");
     }
-    let attend = |runs| {
-        dispatch(Attend {
-            queries,
-            head_dim,
-            runs,
-            scale,
-        })
-    };
-    let parts: Vec<Part> = if runs.len() <= PART_RUNS {
-        vec![attend(runs)]
-    } else {
-        runs.par_chunks(PART_RUNS).map(attend).collect()
-    };
+    let attend = |runs| dispatch(Attend { queries, head_dim, runs, scale });
+    let parts: Vec<Part> =
+        if runs.len() <= PART_RUNS { vec![attend(runs)] } else { runs.par_chunks(PART_RUNS).map(attend).collect() };
     for (query, out) in out.chunks_exact_mut(head_dim).enumerate() {
         combine(&parts, query, out);
     }
@@ -86,13 +55,8 @@ pub fn decode_attention(
 fn combine(parts: &[Part], query: usize, out: &mut [f32]) {
     out.fill(0.0);
     let seen = || parts.iter().filter(|part| part.totals[query] != 0.0);
-    let peak = seen().fold(f32::NEG_INFINITY, |max, part| {
-        if part.peaks[query] > max {
-            part.peaks[query]
-        } else {
-            max
-        }
-    });
+    let peak =
+        seen().fold(f32::NEG_INFINITY, |max, part| if part.peaks[query] > max { part.peaks[query] } else { max });
     let mut total = 0.0;
     for part in seen() {
         let weight = exp(part.peaks[query] - peak);
@@ -140,14 +104,7 @@ impl Kernel for Attend<'_> {
         let step = TILE * self.head_dim;
         for run in self.runs {
             for (keys, values) in run.keys.chunks(step).zip(run.values.chunks(step)) {
-                self.tile(
-                    isa,
-                    &mut part,
-                    &mut weights,
-                    run.first_query..count,
-                    keys,
-                    values,
-                );
+                self.tile(isa, &mut part, &mut weights, run.first_query..count, keys, values);
             }
         }
         part
@@ -169,44 +126,25 @@ impl Attend<'_> {
     ) {
         let dim = self.head_dim;
         let weights = &mut weights[..queries.len() * (TILE + 1)];
-        for (query, weights) in queries
-            .clone()
-            .zip(weights.as_chunks_mut::<{ TILE + 1 }>().0)
-        {
+        for (query, weights) in queries.clone().zip(weights.as_chunks_mut::<{ TILE + 1 }>().0) {
             let mut scores = [f32::NEG_INFINITY; TILE];
-            score(
-                isa,
-                &self.queries[query * dim..][..dim],
-                keys,
-                self.scale,
-                &mut scores,
-            );
+            score(isa, &self.queries[query * dim..][..dim], keys, self.scale, &mut scores);
             let before = part.peaks[query];
             let tile = isa.peak(isa.load(&scores));
             let peak = if tile > before { tile } else { before };
             part.peaks[query] = peak;
             // Where there is nothing to weigh yet, any finite reference will do.
             let reference = if peak == f32::NEG_INFINITY { 0.0 } else { peak };
-            let (shifted, kept) = weights
-                .split_first_chunk_mut::<TILE>()
-                .expect("TILE + 1 weights");
+            let (shifted, kept) = weights.split_first_chunk_mut::<TILE>().expect("TILE + 1 weights");
             isa.store(shifted, isa.add(isa.load(&scores), isa.splat(-reference)));
             kept[0] = before - reference;
         }
         // One loop over all queries: vectorised, and long enough to hide its latency.
         weights.iter_mut().for_each(|weight| *weight = exp(*weight));
         for (query, weights) in queries.zip(weights.as_chunks::<{ TILE + 1 }>().0) {
-            let (tokens, kept) = weights
-                .split_first_chunk::<TILE>()
-                .expect("TILE + 1 weights");
+            let (tokens, kept) = weights.split_first_chunk::<TILE>().expect("TILE + 1 weights");
             part.totals[query] = part.totals[query] * kept[0] + isa.sum(isa.load(tokens));
-            accumulate(
-                isa,
-                &mut part.values[query * dim..][..dim],
-                kept[0],
-                tokens,
-                values,
-            );
+            accumulate(isa, &mut part.values[query * dim..][..dim], kept[0], tokens, values);
         }
     }
 }
@@ -242,13 +180,7 @@ fn score<S: Isa>(isa: S, query: &[f32], keys: &[f32], scale: f32, scores: &mut [
 
 /// [`score`] for [`TILE`] keys of `D` vectors each.
 #[inline(always)]
-fn score_block<const D: usize, S: Isa>(
-    isa: S,
-    query: &[f32],
-    keys: &[f32],
-    scale: f32,
-    scores: &mut [f32; TILE],
-) {
+fn score_block<const D: usize, S: Isa>(isa: S, query: &[f32], keys: &[f32], scale: f32, scores: &mut [f32; TILE]) {
     let query = &query.as_chunks::<LANES>().0[..D];
     let keys = &keys.as_chunks::<LANES>().0[..TILE * D];
     let mut acc = [isa.splat(0.0); TILE];
@@ -355,24 +287,12 @@ mod tests {
         counts
             .iter()
             .enumerate()
-            .map(|(i, n)| {
-                (
-                    noise(n * dim, 2 * i as u64 + 1),
-                    noise(n * dim, 2 * i as u64),
-                )
-            })
+            .map(|(i, n)| (noise(n * dim, 2 * i as u64 + 1), noise(n * dim, 2 * i as u64)))
             .collect()
     }
 
     fn runs(cache: &[(Vec<f32>, Vec<f32>)]) -> Vec<KvRun<'_>> {
-        cache
-            .iter()
-            .map(|(keys, values)| KvRun {
-                keys,
-                values,
-                first_query: 0,
-            })
-            .collect()
+        cache.iter().map(|(keys, values)| KvRun { keys, values, first_query: 0 }).collect()
     }
 
     fn apply(queries: &[f32], dim: usize, runs: &[KvRun]) -> Vec<f32> {
@@ -389,16 +309,9 @@ mod tests {
                 let queries: Vec<f32> = noise(3 * dim, 99).iter().map(|x| x * 8.0).collect();
                 let out = apply(&queries, dim, &runs(&cache));
                 let keys: Vec<f32> = cache.iter().flat_map(|(keys, _)| keys.clone()).collect();
-                let values: Vec<f32> = cache
-                    .iter()
-                    .flat_map(|(_, values)| values.clone())
-                    .collect();
+                let values: Vec<f32> = cache.iter().flat_map(|(_, values)| values.clone()).collect();
                 for (query, out) in queries.chunks(dim).zip(out.chunks(dim)) {
-                    assert_close(
-                        out,
-                        &attend(query, &keys, &values, 1.0 / (dim as f64).sqrt()),
-                        5e-6,
-                    );
+                    assert_close(out, &attend(query, &keys, &values, 1.0 / (dim as f64).sqrt()), 5e-6);
                 }
             }
         }
@@ -411,10 +324,8 @@ mod tests {
                 let cache = cache(&vec![16; blocks], dim);
                 let runs = runs(&cache);
                 let queries = noise(9 * dim, 7);
-                let alone: Vec<f32> = queries
-                    .chunks(dim)
-                    .flat_map(|query| in_pool(1, || apply(query, dim, &runs)))
-                    .collect();
+                let alone: Vec<f32> =
+                    queries.chunks(dim).flat_map(|query| in_pool(1, || apply(query, dim, &runs))).collect();
                 for (count, threads) in [(2, 2), (8, 1), (9, 5)] {
                     let together = in_pool(threads, || apply(&queries[..count * dim], dim, &runs));
                     assert_eq!(together, alone[..count * dim]);
@@ -432,11 +343,7 @@ mod tests {
             let queries = noise(8 * dim, 7);
             let normal = apply(&queries[..4 * dim], dim, &runs(&cache));
             let mut all = runs(&cache);
-            all.push(KvRun {
-                keys: &draft.0,
-                values: &draft.1,
-                first_query: 4,
-            });
+            all.push(KvRun { keys: &draft.0, values: &draft.1, first_query: 4 });
             let both = apply(&queries, dim, &all);
             assert_eq!(both[..4 * dim], normal);
             all.last_mut().expect("the draft run").first_query = 0;
@@ -459,11 +366,7 @@ mod tests {
     fn extreme_scores_stay_finite() {
         let keys = [1e19f32, 0.0, -1e19, 0.0];
         let values = [1.0f32, 2.0, 3.0, 4.0];
-        let run = KvRun {
-            keys: &keys,
-            values: &values,
-            first_query: 0,
-        };
+        let run = KvRun { keys: &keys, values: &values, first_query: 0 };
         let mut out = [0.0; 2];
         decode_attention(&[1e18, 0.0], 2, &[run], 1.0, &mut out);
         assert_eq!(out, [1.0, 2.0]);

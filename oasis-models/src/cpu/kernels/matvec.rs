@@ -31,27 +31,12 @@ pub fn matvec(w: &Matrix, bias: Option<&[f32]>, x: &[f32], y: &mut [f32], accumu
         return;
     }
     let rows = y.len() / w.rows;
-    assert_eq!(
-        y.len(),
-        rows * w.rows,
-        "matvec: y is not [rows][{}]",
-        w.rows
-    );
-    assert_eq!(
-        x.len(),
-        rows * w.cols,
-        "matvec: x is not [{rows}][{}]",
-        w.cols
-    );
+    assert_eq!(y.len(), rows * w.rows, "matvec: y is not [rows][{}]", w.rows);
+    assert_eq!(x.len(), rows * w.cols, "matvec: x is not [{rows}][{}]", w.cols);
     if let Some(bias) = bias {
         assert_eq!(bias.len(), w.rows, "matvec: bias is not [{}]", w.rows);
     }
-    let call = Call {
-        cols: w.cols,
-        bias,
-        x,
-        accumulate,
-    };
+    let call = Call { cols: w.cols, bias, x, accumulate };
     match &w.data {
         MatrixData::F32(data) => call.spread(data, y, w.rows),
         MatrixData::Bf16(data) => call.spread(data, y, w.rows),
@@ -69,47 +54,28 @@ struct Call<'a> {
 impl Call<'_> {
     /// Splits the `outputs` weight rows into tasks.
     fn spread<T: Element>(&self, w: &[T], y: &mut [f32], outputs: usize) {
-        assert_eq!(
-            w.len(),
-            outputs * self.cols,
-            "matvec: w is not [{outputs}][{}]",
-            self.cols
-        );
+        assert_eq!(w.len(), outputs * self.cols, "matvec: w is not [{outputs}][{}]", self.cols);
         let bytes = size_of_val(w);
         let tasks = (bytes / TASK_BYTES).clamp(1, 4 * rayon::current_num_threads());
         let mut ys: Vec<&mut [f32]> = y.chunks_exact_mut(outputs).collect();
         if tasks == 1 {
-            return dispatch(Columns {
-                call: self,
-                w,
-                start: 0,
-                ys: &mut ys,
-            });
+            return dispatch(Columns { call: self, w, start: 0, ys: &mut ys });
         }
         let step = outputs.div_ceil(tasks).next_multiple_of(TILE);
         let mut work = Vec::with_capacity(tasks);
         let mut start = 0;
         while start < outputs {
             let len = step.min(outputs - start);
-            let part: Vec<&mut [f32]> = ys
-                .iter_mut()
-                .map(|y| y.split_off_mut(..len).expect("len is at most what is left"))
-                .collect();
+            let part: Vec<&mut [f32]> =
+                ys.iter_mut().map(|y| y.split_off_mut(..len).expect("len is at most what is left")).collect();
             work.push((start, part));
             start += len;
         }
-        work.into_par_iter()
-            .with_max_len(1)
-            .for_each(|(start, mut part)| {
-                let len = part[0].len();
-                let w = &w[start * self.cols..][..len * self.cols];
-                dispatch(Columns {
-                    call: self,
-                    w,
-                    start,
-                    ys: &mut part,
-                });
-            });
+        work.into_par_iter().with_max_len(1).for_each(|(start, mut part)| {
+            let len = part[0].len();
+            let w = &w[start * self.cols..][..len * self.cols];
+            dispatch(Columns { call: self, w, start, ys: &mut part });
+        });
     }
 
     /// `W` outputs for all input rows; the weight rows stay in cache from one group of input rows to the next.
@@ -126,41 +92,11 @@ impl Call<'_> {
         while row < ys.len() {
             let x = &self.x[row * self.cols..];
             row += match ys.len() - row {
-                8.. => self.store(
-                    products::<W, 8, T, S>(isa, w, x, self.cols),
-                    row,
-                    first,
-                    start,
-                    ys,
-                ),
-                1 => self.store(
-                    products::<W, 1, T, S>(isa, w, x, self.cols),
-                    row,
-                    first,
-                    start,
-                    ys,
-                ),
-                2 => self.store(
-                    products::<W, 2, T, S>(isa, w, x, self.cols),
-                    row,
-                    first,
-                    start,
-                    ys,
-                ),
-                3 => self.store(
-                    products::<W, 3, T, S>(isa, w, x, self.cols),
-                    row,
-                    first,
-                    start,
-                    ys,
-                ),
-                _ => self.store(
-                    products::<W, 4, T, S>(isa, w, x, self.cols),
-                    row,
-                    first,
-                    start,
-                    ys,
-                ),
+                8.. => self.store(products::<W, 8, T, S>(isa, w, x, self.cols), row, first, start, ys),
+                1 => self.store(products::<W, 1, T, S>(isa, w, x, self.cols), row, first, start, ys),
+                2 => self.store(products::<W, 2, T, S>(isa, w, x, self.cols), row, first, start, ys),
+                3 => self.store(products::<W, 3, T, S>(isa, w, x, self.cols), row, first, start, ys),
+                _ => self.store(products::<W, 4, T, S>(isa, w, x, self.cols), row, first, start, ys),
             };
         }
     }
@@ -177,9 +113,7 @@ impl Call<'_> {
     ) -> usize {
         for (products, y) in products.iter().zip(&mut ys[row..]) {
             for (i, (y, &product)) in y[first..].iter_mut().zip(products).enumerate() {
-                let value = self
-                    .bias
-                    .map_or(product, |bias| product + bias[start + first + i]);
+                let value = self.bias.map_or(product, |bias| product + bias[start + first + i]);
                 *y = if self.accumulate { *y + value } else { value };
             }
         }
@@ -203,11 +137,7 @@ impl<T: Element> Kernel for Columns<'_, '_, T> {
     #[inline(always)]
     fn run<S: Isa>(self, isa: S) {
         // Sixteen accumulators at most: four weight rows by four input rows, or two by eight.
-        if self.ys.len() < 8 {
-            self.tiles::<4, S>(isa)
-        } else {
-            self.tiles::<2, S>(isa)
-        }
+        if self.ys.len() < 8 { self.tiles::<4, S>(isa) } else { self.tiles::<2, S>(isa) }
     }
 }
 
@@ -219,13 +149,11 @@ impl<T: Element> Columns<'_, '_, T> {
         let outputs = self.ys[0].len();
         let mut first = 0;
         while first + W <= outputs {
-            self.call
-                .tile::<W, T, S>(isa, &self.w[first * cols..], first, self.start, self.ys);
+            self.call.tile::<W, T, S>(isa, &self.w[first * cols..], first, self.start, self.ys);
             first += W;
         }
         while first < outputs {
-            self.call
-                .tile::<1, T, S>(isa, &self.w[first * cols..], first, self.start, self.ys);
+            self.call.tile::<1, T, S>(isa, &self.w[first * cols..], first, self.start, self.ys);
             first += 1;
         }
     }
@@ -315,18 +243,10 @@ mod tests {
                 let bias = noise(outputs, 3);
                 for rows in [1, 2, 3, 4, 5, 7, 8, 9, 16, 17] {
                     let (x, before) = (noise(rows * inputs, 2), noise(rows * outputs, 4));
-                    for (bias, accumulate) in [
-                        (None, false),
-                        (Some(&bias[..]), false),
-                        (Some(&bias[..]), true),
-                    ] {
+                    for (bias, accumulate) in [(None, false), (Some(&bias[..]), false), (Some(&bias[..]), true)] {
                         let mut y = before.clone();
                         matvec(&w, bias, &x, &mut y, accumulate);
-                        assert_close(
-                            &y,
-                            &linear(wide, inputs, bias, &x, accumulate.then_some(&before[..])),
-                            1e-5,
-                        );
+                        assert_close(&y, &linear(wide, inputs, bias, &x, accumulate.then_some(&before[..])), 1e-5);
                     }
                 }
             }
@@ -339,18 +259,11 @@ mod tests {
             for narrow in [false, true] {
                 let w = matrix(outputs, inputs, narrow);
                 let x = noise(19 * inputs, 9);
-                let alone: Vec<f32> = x
-                    .chunks(inputs)
-                    .flat_map(|x| in_pool(1, || apply(&w, x)))
-                    .collect();
+                let alone: Vec<f32> = x.chunks(inputs).flat_map(|x| in_pool(1, || apply(&w, x))).collect();
                 for rows in 1..=19 {
                     for threads in [1, 2, 5] {
                         let together = in_pool(threads, || apply(&w, &x[..rows * inputs]));
-                        assert_eq!(
-                            together,
-                            alone[..rows * outputs],
-                            "{rows} rows, {threads} threads"
-                        );
+                        assert_eq!(together, alone[..rows * outputs], "{rows} rows, {threads} threads");
                     }
                 }
             }

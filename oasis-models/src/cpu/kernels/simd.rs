@@ -130,8 +130,7 @@ impl Isa for Portable {
 
     #[inline(always)]
     fn peak(self, a: Self::V) -> f32 {
-        a.into_iter()
-            .fold(f32::NEG_INFINITY, |max, x| if x > max { x } else { max })
+        a.into_iter().fold(f32::NEG_INFINITY, |max, x| if x > max { x } else { max })
     }
 
     #[inline(always)]
@@ -189,8 +188,7 @@ pub(super) fn max<S: Isa>(isa: S, values: &[f32]) -> f32 {
     for vector in vectors {
         lanes = isa.max(isa.load(vector), lanes);
     }
-    tail.iter()
-        .fold(isa.peak(lanes), |max, &x| if x > max { x } else { max })
+    tail.iter().fold(isa.peak(lanes), |max, &x| if x > max { x } else { max })
 }
 
 /// Sum of `values`, in lanes.
@@ -298,8 +296,7 @@ mod tests {
             let mut vectors = [isa.splat(0.0); LANES];
             let mut expected = [0.0; LANES];
             for (i, (vector, sum)) in vectors.iter_mut().zip(&mut expected).enumerate() {
-                let values: [f32; LANES] =
-                    std::array::from_fn(|lane| 1.0 / (3 * i + 5 * lane + 1) as f32);
+                let values: [f32; LANES] = std::array::from_fn(|lane| 1.0 / (3 * i + 5 * lane + 1) as f32);
                 *vector = isa.load(&values);
                 *sum = isa.sum(*vector);
                 assert_eq!(*sum, Portable.sum(values));
@@ -308,15 +305,9 @@ mod tests {
             assert_eq!(back, expected);
             for len in 0..40 {
                 let values: Vec<f32> = (0..len).map(|i| -((i as f32) - 7.0).abs()).collect();
-                assert_eq!(
-                    max(isa, &values),
-                    values.iter().copied().fold(f32::NEG_INFINITY, f32::max)
-                );
+                assert_eq!(max(isa, &values), values.iter().copied().fold(f32::NEG_INFINITY, f32::max));
                 assert_eq!(sum(isa, &values), values.iter().sum::<f32>());
-                assert_eq!(
-                    sum_of_squares(isa, &values),
-                    values.iter().map(|x| x * x).sum::<f32>()
-                );
+                assert_eq!(sum_of_squares(isa, &values), values.iter().map(|x| x * x).sum::<f32>());
             }
         }
     }

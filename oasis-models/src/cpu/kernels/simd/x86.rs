@@ -127,10 +127,7 @@ impl Isa for V3 {
 
     #[inline(always)]
     fn mul_add(self, a: [f32x8; 2], b: [f32x8; 2], c: [f32x8; 2]) -> [f32x8; 2] {
-        [
-            self.mul_add_f32s(a[0], b[0], c[0]),
-            self.mul_add_f32s(a[1], b[1], c[1]),
-        ]
+        [self.mul_add_f32s(a[0], b[0], c[0]), self.mul_add_f32s(a[1], b[1], c[1])]
     }
 
     #[inline(always)]
