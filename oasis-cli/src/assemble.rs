@@ -6,7 +6,7 @@ use oasis_core::config::{Budget, Config, ConfigError, DeviceKind, Resolved, Weig
 use oasis_core::geometry::{KvDtype, KvGeometry};
 use oasis_core::memory::{KvStore, Transport};
 use oasis_core::pipeline::Tracer;
-use oasis_core::policy::{Predictor, QuerySource, Selector, Summarizer};
+use oasis_core::policy::{Predictor, QuerySource, Selector, SpecError, Summarizer};
 use oasis_core::registry::Role;
 use oasis_cuda::CudaUnavailable;
 use oasis_models::checkpoint::{self, Checkpoint, EMBEDDED_HEADS, HeadCheckpoint, Precision};
@@ -91,10 +91,10 @@ fn draft_source(config: &Config) -> Option<String> {
 ///
 /// # Errors
 /// Names the key that has an impossible value, and where the value came from.
-pub fn build_policies(resolved: &Resolved, model: &Model) -> Result<Policies, ConfigError> {
+pub fn build_policies(resolved: &Resolved, model: &Model) -> CliResult<Policies> {
     let config = &resolved.config;
     let shape = geometry(config, model.checkpoint.spec()).head_shape();
-    let locate = |role| move |error| resolved.locate(CliError::spec(role, error));
+    let locate = |role| move |error| CliError::from(resolved.locate(spec_error(role, error)));
     let policies = Policies {
         summarizer: config.summarizer.build(shape).map_err(locate(Role::Summarizer))?.into(),
         predictor: config.predictor.build().map_err(locate(Role::Predictor))?,
@@ -104,6 +104,16 @@ pub fn build_policies(resolved: &Resolved, model: &Model) -> Result<Policies, Co
     };
     check_fit(resolved, model, &policies)?;
     Ok(policies)
+}
+
+/// An error of one field of a role's spec.
+fn spec_error(role: Role, error: SpecError) -> ConfigError {
+    let key = format!("{}.{}", role.section(), error.field);
+    let located = ConfigError::new(key, error.expected, error.found);
+    match error.hint {
+        Some(hint) => located.hint(hint),
+        None => located,
+    }
 }
 
 /// Shape of the KV cache of a model under a configuration.
@@ -120,14 +130,14 @@ pub fn geometry(config: &Config, spec: &DecoderSpec) -> KvGeometry {
 
 /// Checks what no part can check alone: that a predictor which ranks by the draft token has a draft head, and that one
 /// request's working set fits the device.
-fn check_fit(resolved: &Resolved, model: &Model, policies: &Policies) -> Result<(), ConfigError> {
+fn check_fit(resolved: &Resolved, model: &Model, policies: &Policies) -> CliResult {
     let config = &resolved.config;
     let Budget::Blocks(blocks) = config.kv.budget_blocks else { return Ok(()) };
     if policies.predictor.query_source() == QuerySource::Draft && model.head.is_none() {
         let error =
             ConfigError::new("model.draft", "a draft head, as the predictor ranks by a draft token's query", "none")
                 .hint("name an EAGLE-3 head of this model, or choose a predictor that needs none: predictor.kind");
-        return Err(resolved.locate(error));
+        return Err(resolved.locate(error).into());
     }
     let limit = config.device.kv_memory.0;
     let needed = working_set_bytes(&geometry(config, model.checkpoint.spec()), blocks);
@@ -138,7 +148,7 @@ fn check_fit(resolved: &Resolved, model: &Model, policies: &Policies) -> Result<
             format!("{blocks} blocks, {} a request", crate::text::size(needed)),
         )
         .hint("choose fewer blocks or more memory");
-        return Err(resolved.locate(error));
+        return Err(resolved.locate(error).into());
     }
     Ok(())
 }
