@@ -31,6 +31,11 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
+    /// Whether neither was given.
+    pub fn is_absent(&self) -> bool {
+        self.model.is_none() && self.draft.is_none()
+    }
+
     /// The settings they stand for.
     ///
     /// # Errors

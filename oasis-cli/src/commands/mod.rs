@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod check;
 pub mod completions;
+pub mod demo;
 pub mod doctor;
 pub mod eval;
 pub mod explain;

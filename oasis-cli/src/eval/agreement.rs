@@ -87,7 +87,7 @@ pub fn measure(
             return Err(CliError::Interrupted);
         }
         let request = RequestId::from(index + 1);
-        let state = PromptState::read(model, &window.context, prefill_chunk);
+        let state = PromptState::read(model, &window.context, prefill_chunk, &mut |_, _| ());
         executor.resume(&state, request, window.forced.len(), SamplingParams::default())?;
         for pair in window.forced.windows(2) {
             let rows = [DecodeRow { request, token: pair[0] }];

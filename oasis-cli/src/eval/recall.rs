@@ -133,7 +133,7 @@ impl Recall<'_> {
                     "choose shorter tasks with --length",
                 ));
             }
-            let state = PromptState::read(&self.weights, &prompt, self.prefill_chunk);
+            let state = PromptState::read(&self.weights, &prompt, self.prefill_chunk, &mut |_, _| ());
             for (contender, executor, score) in &mut executors {
                 let right = answers(executor, &state, &answer, &self.text.stop_tokens())?;
                 score.policy.clone_from(&contender.name);

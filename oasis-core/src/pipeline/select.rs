@@ -44,7 +44,8 @@ impl SelectStage {
         Self { kv_heads, cap, selector, tracer, next, waiting: HashMap::new() }
     }
 
-    pub fn run(&mut self, message: SelectMessage) {
+    /// Takes one half of a layer's work; `true` when it was the second and the layer was planned.
+    pub fn run(&mut self, message: SelectMessage) -> bool {
         let layer = match &message {
             SelectMessage::Ranked(task) => task.layer,
             SelectMessage::Resident(task) => task.layer,
@@ -53,9 +54,11 @@ impl SelectStage {
             (Some(SelectMessage::Ranked(ranked)), SelectMessage::Resident(resident))
             | (Some(SelectMessage::Resident(resident)), SelectMessage::Ranked(ranked)) => {
                 self.join(ranked, resident);
+                true
             }
             (_, message) => {
                 self.waiting.insert(layer, message);
+                false
             }
         }
     }

@@ -105,9 +105,13 @@ impl TransferStage {
         Ok(Self { geometry, transport, store, home, tracer, runtime })
     }
 
-    pub fn run(&mut self, message: TransferMessage) {
+    /// Runs one message; `true` when it was a layer of a decode step.
+    pub fn run(&mut self, message: TransferMessage) -> bool {
         match message {
-            TransferMessage::Transfer(task) => self.transfer(task),
+            TransferMessage::Transfer(task) => {
+                self.transfer(task);
+                return true;
+            }
             // A caller that no longer listens has given the request up.
             TransferMessage::Offload { blocks, reply } => drop(reply.send(self.offload(&blocks))),
             TransferMessage::Fetch { keys, reply } => {
@@ -115,6 +119,7 @@ impl TransferStage {
                 drop(reply.send(entries));
             }
         }
+        false
     }
 
     fn offload(&self, blocks: &OffloadBlocks) -> Result<(), StoreError> {

@@ -190,6 +190,11 @@ impl CpuExecutor {
         self.paused = paused;
     }
 
+    /// Whose query the predictor ranks by; `None` in dense decoding.
+    pub fn query_source(&self) -> Option<QuerySource> {
+        self.sparse.as_ref().map(|s| s.pipeline.query_source())
+    }
+
     /// The summarizer of sparse decoding, for observers that score queries themselves.
     pub fn summarizer(&self) -> Option<Arc<dyn Summarizer>> {
         self.sparse.as_ref().map(|s| s.summarizer.clone())
