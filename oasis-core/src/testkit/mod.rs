@@ -92,3 +92,6 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime for one thread").block_on(future)
 }
+
+#[cfg(test)]
+mod tests;
