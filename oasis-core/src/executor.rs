@@ -88,9 +88,11 @@ pub struct ExecutorStats {
     pub steps: u64,
     /// Tokens decoded, over all requests.
     pub tokens: u64,
-    /// Entries that crossed the link while decoding (one block, one KV head).
+    /// Entries (one block, one KV head) of first working sets that crossed the link.
+    pub filled_entries: u64,
+    /// Entries that selectors admitted and that crossed the link.
     pub admitted_entries: u64,
-    /// Bytes of these.
+    /// Bytes of the admitted entries.
     pub link_bytes: u64,
     /// Wanted entries that the cap left outside.
     pub deferred_entries: u64,

@@ -101,12 +101,14 @@ pub struct KvFootprint {
     pub summaries: u64,
     /// KV of the draft head.
     pub draft: u64,
+    /// Full KV of the one layer that a prefill is in.
+    pub prefill: u64,
 }
 
 impl KvFootprint {
     /// Sum of all parts.
     pub fn total(&self) -> u64 {
-        self.working_set + self.summaries + self.draft
+        self.working_set + self.summaries + self.draft + self.prefill
     }
 }
 
@@ -115,5 +117,15 @@ impl std::ops::AddAssign for KvFootprint {
         self.working_set += other.working_set;
         self.summaries += other.summaries;
         self.draft += other.draft;
+        self.prefill += other.prefill;
+    }
+}
+
+impl std::ops::SubAssign for KvFootprint {
+    fn sub_assign(&mut self, other: Self) {
+        self.working_set -= other.working_set;
+        self.summaries -= other.summaries;
+        self.draft -= other.draft;
+        self.prefill -= other.prefill;
     }
 }

@@ -22,6 +22,16 @@ pub enum MatrixData {
     Bf16(Vec<bf16>),
 }
 
+impl Matrix {
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        (match &self.data {
+            MatrixData::F32(data) => size_of_val(data.as_slice()),
+            MatrixData::Bf16(data) => size_of_val(data.as_slice()),
+        }) as u64
+    }
+}
+
 /// Weights of a whole decoder.
 #[derive(Debug, Clone)]
 pub struct DecoderWeights {
@@ -46,6 +56,18 @@ pub struct LayerWeights {
     pub post_attention_norm: Vec<f32>,
     /// Dense MLP or mixture of experts.
     pub mlp: Mlp,
+}
+
+impl LayerWeights {
+    /// Bytes of all matrices.
+    pub fn matrix_bytes(&self) -> u64 {
+        let mlp = |mlp: &GatedMlp| mlp.gate_up.bytes() + mlp.down.bytes();
+        let feed_forward = match &self.mlp {
+            Mlp::Dense(dense) => mlp(dense),
+            Mlp::Moe { router, experts } => router.bytes() + experts.iter().map(mlp).sum::<u64>(),
+        };
+        self.attention.qkv.bytes() + self.attention.o.bytes() + feed_forward
+    }
 }
 
 /// Attention projections; query rows first, then key rows, then value rows. Q and K rows are in Hugging Face

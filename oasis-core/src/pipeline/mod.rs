@@ -91,7 +91,9 @@ pub struct Returned {
     pub request: RequestId,
     /// Its summaries and slots in the layer.
     pub cache: LayerCache,
-    /// Entries that crossed the link.
+    /// Entries of a first working set that crossed the link, not limited by the cap.
+    pub filled: usize,
+    /// Entries that the selector admitted and that crossed the link.
     pub admitted: usize,
     /// Wanted entries that are not resident now: the cap kept them out.
     pub deferred: usize,

@@ -93,6 +93,7 @@ impl SelectStage {
         for (index, member) in members.iter_mut().enumerate() {
             let resident = &mut member.cache.resident;
             if resident.set.is_empty() {
+                member.is_fill = true;
                 fill.fill(index, want, &resident.set);
                 apply(&fill, index, step, resident, &mut member.admissions);
             }

@@ -20,6 +20,8 @@ pub(super) struct TransferMember {
     pub promotions: Vec<(KvHead, SlotId)>,
     /// Entries to fetch.
     pub admissions: Vec<(KvHead, Admission)>,
+    /// The admissions are a first working set.
+    pub is_fill: bool,
     /// Wanted entries left outside.
     pub deferred: usize,
     pub error: Option<StageError>,
@@ -27,7 +29,15 @@ pub(super) struct TransferMember {
 
 impl TransferMember {
     pub fn new(request: RequestId, cache: LayerCache) -> Self {
-        Self { request, cache, promotions: Vec::new(), admissions: Vec::new(), deferred: 0, error: None }
+        Self {
+            request,
+            cache,
+            promotions: Vec::new(),
+            admissions: Vec::new(),
+            is_fill: false,
+            deferred: 0,
+            error: None,
+        }
     }
 }
 
@@ -148,7 +158,8 @@ impl TransferStage {
         let members = members.into_iter().map(|m| Returned {
             request: m.request,
             cache: m.cache,
-            admitted: m.admissions.len(),
+            filled: if m.is_fill { m.admissions.len() } else { 0 },
+            admitted: if m.is_fill { 0 } else { m.admissions.len() },
             deferred: m.deferred,
             error: m.error,
         });

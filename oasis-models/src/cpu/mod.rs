@@ -1,3 +1,21 @@
-//! The CPU executor.
+//! The CPU executor: right first, and the reference for every device executor.
 
+mod attention;
+mod decoder;
+mod eagle3;
+mod executor;
 pub mod kernels;
+mod layer_kv;
+mod linear;
+mod model;
+mod moe;
+mod observer;
+mod prefill;
+mod request;
+mod rope;
+mod step;
+
+pub use executor::{CpuExecutor, CpuOptions, Residency, SparseParts};
+pub use model::CpuModel;
+pub use observer::{LayerView, StepObserver};
+pub use prefill::PromptState;

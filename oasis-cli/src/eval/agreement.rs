@@ -1,0 +1,147 @@
+//! Agreement of the draft query's choice with the next step's own, layer by layer (paper, Fig. 6).
+
+use crate::error::{CliError, CliResult};
+use crate::eval::meter::{AgreementMeter, Source, Totals};
+use crate::text::columns;
+use oasis_core::executor::{DecodeRow, Executor};
+use oasis_core::ids::{RequestId, TokenId};
+use oasis_core::policy::Aggregate;
+use oasis_core::sampling::SamplingParams;
+use oasis_models::cpu::{CpuExecutor, CpuModel, PromptState};
+use serde::Serialize;
+use std::sync::PoisonError;
+
+/// A context and the tokens that follow it; the normal token is forced along them.
+pub struct Window {
+    /// Tokens before the first measured step.
+    pub context: Vec<TokenId>,
+    /// Tokens of the measured steps, and the one after the last.
+    pub forced: Vec<TokenId>,
+}
+
+impl Window {
+    /// Windows of `context + steps + 1` tokens from a text, at most `count`, spread evenly over it.
+    ///
+    /// # Errors
+    /// When the text has not even one.
+    pub fn cut(tokens: &[TokenId], context: usize, steps: usize, count: usize) -> CliResult<Vec<Self>> {
+        let length = context + steps + 1;
+        let Some(room) = tokens.len().checked_sub(length) else {
+            return Err(CliError::input(
+                format!("the text: expected at least {length} tokens, found {}", tokens.len()),
+                "choose a longer text, or lower --context or --steps",
+            ));
+        };
+        // Overlapping windows would count the same steps twice.
+        let count = count.clamp(1, tokens.len() / length);
+        let starts = (0..count).map(|i| if count == 1 { 0 } else { room * i / (count - 1) });
+        Ok(starts
+            .map(|start| {
+                let (context, forced) = tokens[start..start + length].split_at(context);
+                Self { context: context.to_vec(), forced: forced.to_vec() }
+            })
+            .collect())
+    }
+}
+
+/// What was measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AgreementReport {
+    /// Blocks chosen per KV head, K.
+    pub budget_blocks: usize,
+    /// How a group's query heads are joined.
+    pub aggregate: Aggregate,
+    /// Contexts, tokens each.
+    pub contexts: Vec<usize>,
+    /// Steps compared.
+    pub steps: usize,
+    /// Share of steps in which the draft head guessed the next token.
+    pub draft_right: f64,
+    /// Per layer: draft query, previous query, draft row fed the true next token.
+    pub layers: Vec<[f64; 3]>,
+    /// The same over all layers.
+    pub mean: [f64; 3],
+}
+
+/// Measures over `windows`; `executor` decodes sparsely with `draft-query` and admits everything it predicts.
+///
+/// # Errors
+/// When a request fails.
+pub fn measure(
+    executor: &mut CpuExecutor,
+    model: &CpuModel,
+    windows: &[Window],
+    budget: usize,
+    aggregate: Aggregate,
+    prefill_chunk: usize,
+    mut progress: impl FnMut(usize),
+) -> CliResult<AgreementReport> {
+    let geometry = executor.info().geometry;
+    let summarizer = executor.summarizer().expect("a sparse executor has a summarizer");
+    let (meter, totals) =
+        AgreementMeter::new(summarizer, geometry.head_shape(), geometry.layers, geometry.kv_heads, budget, aggregate);
+    executor.set_observer(Some(Box::new(meter)));
+    let (mut right, mut guesses) = (0, 0);
+    for (index, window) in windows.iter().enumerate() {
+        if crate::interrupt::requested() {
+            return Err(CliError::Interrupted);
+        }
+        let request = RequestId::from(index + 1);
+        let state = PromptState::read(model, &window.context, prefill_chunk);
+        executor.resume(&state, request, window.forced.len(), SamplingParams::default())?;
+        for pair in window.forced.windows(2) {
+            let rows = [DecodeRow { request, token: pair[0] }];
+            let result = executor.decode_with_probes(&rows, &[vec![pair[1]]]).remove(0);
+            result.map_err(|error| CliError::Failure(error.to_string()))?;
+            right += usize::from(executor.draft(request).is_some_and(|(_, guess)| guess == pair[1]));
+            guesses += 1;
+        }
+        executor.release(request);
+        progress(index + 1);
+    }
+    executor.set_observer(None);
+    let totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(AgreementReport {
+        budget_blocks: budget,
+        aggregate,
+        contexts: windows.iter().map(|w| w.context.len()).collect(),
+        steps: totals.steps(geometry.kv_heads),
+        draft_right: right as f64 / guesses.max(1) as f64,
+        layers: rows_of(&totals),
+        mean: [Source::Draft, Source::Previous, Source::Probe].map(|source| totals.mean(source).unwrap_or(f64::NAN)),
+    })
+}
+
+fn rows_of(totals: &Totals) -> Vec<[f64; 3]> {
+    let columns =
+        [Source::Draft, Source::Previous, Source::Probe].map(|source| totals.per_layer(source).unwrap_or_default());
+    (0..columns[0].len())
+        .map(|layer| [0, 1, 2].map(|column| columns[column].get(layer).copied().unwrap_or(f64::NAN)))
+        .collect()
+}
+
+/// The report as a table.
+pub fn render(report: &AgreementReport) -> String {
+    let (shortest, longest) = (report.contexts.iter().min().unwrap_or(&0), report.contexts.iter().max().unwrap_or(&0));
+    let mut text = format!(
+        "top-{} agreement with the true next query ({:?} over the group), {} contexts of {shortest} to {longest} tokens, {} steps\n\
+         the draft head guessed the next token in {:.1}% of the steps\n\n",
+        report.budget_blocks,
+        report.aggregate,
+        report.contexts.len(),
+        report.steps,
+        report.draft_right * 100.0,
+    );
+    let cells = |name: String, row: &[f64; 3]| -> Vec<String> {
+        std::iter::once(name).chain(row.iter().map(|share| format!("{share:.4}"))).collect()
+    };
+    let mut rows =
+        vec![["layer", "draft query", "previous query", "draft of the true token"].map(str::to_owned).to_vec()];
+    rows.extend(report.layers.iter().enumerate().map(|(layer, row)| cells(layer.to_string(), row)));
+    rows.push(cells("mean".to_owned(), &report.mean));
+    let least = [0, 1, 2].map(|column| report.layers.iter().map(|row| row[column]).fold(f64::INFINITY, f64::min));
+    rows.push(cells("least".to_owned(), &least));
+    text.push_str(&columns(&rows).join("\n"));
+    text.push('\n');
+    text
+}

@@ -1,0 +1,6 @@
+//! Measurements of policies on real models.
+
+pub mod agreement;
+pub mod meter;
+pub mod recall;
+pub mod tasks;

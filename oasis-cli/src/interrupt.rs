@@ -1,0 +1,27 @@
+//! Ctrl-C: the first asks long loops to end, the second ends the process.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Exit code after Ctrl-C: 128 and the number of SIGINT.
+pub const EXIT_CODE: u8 = 130;
+
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// Makes Ctrl-C set a flag that [`requested`] reads; from the second time on it ends the process at once.
+///
+/// Where no handler can be set, Ctrl-C ends the process as it always did.
+pub fn catch() {
+    let handler = || {
+        if REQUESTED.swap(true, Ordering::SeqCst) {
+            std::process::exit(EXIT_CODE.into());
+        }
+    };
+    if let Err(error) = ctrlc::set_handler(handler) {
+        tracing::debug!("Ctrl-C is not caught: {error}");
+    }
+}
+
+/// Whether Ctrl-C was pressed since [`catch`].
+pub fn requested() -> bool {
+    REQUESTED.load(Ordering::SeqCst)
+}

@@ -1,0 +1,120 @@
+//! Looks for the CUDA libraries and devices; every answer is data, none is a failure.
+
+use cudarc::driver::{result as driver, sys};
+use serde::Serialize;
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CudaProbe {
+    /// The driver and its devices; `None` where there is no driver library (`libcuda`).
+    pub driver: Option<Driver>,
+    /// Whether the run-time compiler (`libnvrtc`) is there.
+    pub nvrtc: bool,
+    /// Whether cuBLAS is there.
+    pub cublas: bool,
+    /// Whether cuBLASLt is there.
+    pub cublaslt: bool,
+}
+
+/// The CUDA driver.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Driver {
+    /// Newest CUDA version that it speaks, such as `13.0`; empty where it does not say.
+    pub version: String,
+    /// Devices by ordinal.
+    pub devices: Vec<CudaDevice>,
+    /// Why the driver could not list its devices.
+    pub problem: Option<String>,
+}
+
+/// One CUDA device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CudaDevice {
+    /// Number by which it is asked for.
+    pub ordinal: usize,
+    /// Product name.
+    pub name: String,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// Compute capability, major and minor.
+    pub compute_capability: (i32, i32),
+}
+
+/// Looks for the driver, the libraries beside it and the devices. It never fails and creates no context.
+pub fn probe() -> CudaProbe {
+    // SAFETY: each call only tries to load a shared library by its usual name and drops it again; the libraries run
+    // nothing but their own initialisers.
+    let (cuda, nvrtc, cublas, cublaslt) = unsafe {
+        (
+            sys::is_culib_present(),
+            cudarc::nvrtc::sys::is_culib_present(),
+            cudarc::cublas::sys::is_culib_present(),
+            cudarc::cublaslt::sys::is_culib_present(),
+        )
+    };
+    // Without the library every driver call panics.
+    CudaProbe { driver: cuda.then(probe_driver), nvrtc, cublas, cublaslt }
+}
+
+fn probe_driver() -> Driver {
+    let (devices, problem) = match driver::init().and_then(|()| devices()) {
+        Ok(devices) => (devices, None),
+        Err(error) => (Vec::new(), Some(describe(&error))),
+    };
+    Driver { version: driver_version(), devices, problem }
+}
+
+fn driver_version() -> String {
+    let mut version = 0;
+    // SAFETY: the pointer is to a live integer; the call needs no initialised driver.
+    match unsafe { sys::cuDriverGetVersion(&raw mut version) }.result() {
+        Ok(()) => format!("{}.{}", version / 1000, version % 1000 / 10),
+        Err(_) => String::new(),
+    }
+}
+
+fn devices() -> Result<Vec<CudaDevice>, driver::DriverError> {
+    (0..driver::device::get_count()?)
+        .map(|ordinal| {
+            let device = driver::device::get(ordinal)?;
+            // SAFETY: `device` was just given out by the driver.
+            let attribute = |name| unsafe { driver::device::get_attribute(device, name) };
+            Ok(CudaDevice {
+                ordinal: usize::try_from(ordinal).unwrap_or_default(),
+                name: driver::device::get_name(device)?,
+                // SAFETY: as above.
+                memory: unsafe { driver::device::total_mem(device) }? as u64,
+                compute_capability: (
+                    attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                    attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+                ),
+            })
+        })
+        .collect()
+}
+
+/// The driver's name for an error; asked only where the driver library is loaded.
+fn describe(error: &driver::DriverError) -> String {
+    match error.error_name() {
+        Ok(name) => name.to_string_lossy().into_owned(),
+        Err(_) => format!("{:?}", error.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probing_is_safe_on_any_machine() {
+        let found = probe();
+        if let Some(driver) = &found.driver {
+            assert!(driver.problem.is_none() || driver.devices.is_empty());
+            for (ordinal, device) in driver.devices.iter().enumerate() {
+                assert_eq!(device.ordinal, ordinal);
+                assert!(device.memory > 0 && !device.name.is_empty());
+            }
+        }
+        assert_eq!(probe(), found);
+    }
+}

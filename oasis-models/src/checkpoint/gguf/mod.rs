@@ -1,0 +1,9 @@
+//! GGUF files, versions 2 and 3 (specification: ggml-org/ggml `docs/gguf.md`).
+
+mod cursor;
+pub(crate) mod quant;
+mod reader;
+mod spec;
+mod value;
+
+pub(crate) use reader::Gguf;

@@ -1,0 +1,445 @@
+//! The CPU executor: the reference that device executors are compared with.
+
+use crate::cpu::eagle3::DraftHead;
+use crate::cpu::layer_kv::CutContext;
+use crate::cpu::model::CpuModel;
+use crate::cpu::observer::StepObserver;
+use crate::cpu::prefill::{Prefill, PromptState};
+use crate::cpu::request::Request;
+use crate::sampling::Sampler;
+use anyhow::Context;
+use oasis_core::executor::{
+    Admission, DecodeRow, Executor, ExecutorInfo, ExecutorStats, PrefillProgress, RequestError, Sequence,
+};
+use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
+use oasis_core::ids::{LayerId, RequestId, TokenId};
+use oasis_core::memory::{KvStore, Reservation, Transport};
+use oasis_core::pipeline::{Offload, Pipeline, PipelineParts, Tracer};
+use oasis_core::policy::{Predictor, QuerySource, Selector, Summarizer};
+use oasis_core::sampling::SamplingParams;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// How much of the KV cache stays on the device.
+pub enum Residency {
+    /// All of it: dense decoding.
+    Dense,
+    /// A working set a KV head, chosen by policies; the rest is in a store.
+    Sparse(SparseParts),
+}
+
+/// The policies and memories of sparse decoding.
+pub struct SparseParts {
+    /// Blocks per KV head on the device, K.
+    pub budget_blocks: usize,
+    /// Summarises blocks.
+    pub summarizer: Arc<dyn Summarizer>,
+    /// Ranks them.
+    pub predictor: Box<dyn Predictor>,
+    /// Plans admissions.
+    pub selector: Box<dyn Selector>,
+    /// Moves entries.
+    pub transport: Box<dyn Transport>,
+    /// Holds the full KV.
+    pub store: Arc<dyn KvStore>,
+}
+
+/// Sizes of a CPU executor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Tokens of one block.
+    pub block_tokens: usize,
+    /// Prompt tokens of one prefill chunk.
+    pub prefill_chunk: usize,
+    /// Threads; 0 takes every core.
+    pub threads: usize,
+    /// Most bytes of KV on the device; 0 sets no limit.
+    pub kv_memory: u64,
+}
+
+/// What an executor counts.
+#[derive(Default)]
+pub(super) struct Counters {
+    pub filled_entries: u64,
+    pub admitted_entries: u64,
+    pub deferred_entries: u64,
+    pub link_bytes: u64,
+    pub cap_entries: u64,
+}
+
+/// What sparse decoding adds to an executor.
+pub(super) struct Sparse {
+    pub pipeline: Pipeline,
+    pub summarizer: Arc<dyn Summarizer>,
+    pub store: Arc<dyn KvStore>,
+}
+
+/// Runs a decoder on the CPU, in 32-bit arithmetic, with the KV cache outside its "device" memory.
+pub struct CpuExecutor {
+    pub(super) info: ExecutorInfo,
+    pub(super) model: Arc<CpuModel>,
+    /// Whether the predictor ranks by the draft token's query.
+    pub(super) drafts: bool,
+    /// `None` in dense decoding.
+    pub(super) sparse: Option<Sparse>,
+    pub(super) requests: BTreeMap<RequestId, Request>,
+    pub(super) steps: u64,
+    pub(super) tokens: u64,
+    pub(super) counters: Counters,
+    pub(super) observer: Option<Box<dyn StepObserver>>,
+    pub(super) tracer: Tracer,
+    pub(super) paused: bool,
+    options: CpuOptions,
+    device: KvFootprint,
+    device_peak: KvFootprint,
+    pool: Arc<rayon::ThreadPool>,
+}
+
+impl CpuExecutor {
+    /// Starts an executor. The model's draft head is used by predictors that ask for the draft token's query, in sparse
+    /// decoding.
+    ///
+    /// # Errors
+    /// When such a predictor gets no head, or the operating system gives no threads.
+    pub fn new(
+        model: Arc<CpuModel>,
+        residency: Residency,
+        options: CpuOptions,
+        tracer: Tracer,
+    ) -> anyhow::Result<Self> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(options.threads)
+            .thread_name(|i| format!("oasis-cpu-{i}"))
+            .build()
+            .context("starting the CPU executor's threads")?;
+        let spec = model.spec();
+        let geometry = KvGeometry {
+            layers: spec.layers,
+            q_heads: spec.q_heads,
+            kv_heads: spec.kv_heads,
+            head_dim: spec.head_dim,
+            block_tokens: options.block_tokens,
+            dtype: KvDtype::F32,
+        };
+        let (mut sparse, mut budget_blocks, mut drafts) = (None, None, false);
+        if let Residency::Sparse(SparseParts {
+            budget_blocks: budget,
+            summarizer,
+            predictor,
+            selector,
+            transport,
+            store,
+        }) = residency
+        {
+            budget_blocks = Some(budget);
+            drafts = predictor.query_source() == QuerySource::Draft;
+            anyhow::ensure!(
+                model.has_draft() || !drafts,
+                "the predictor ranks by a draft token's query: expected a draft head, found none\n  hint: name one with \
+                 model.draft, or choose predictor.kind = \"last-query\""
+            );
+            let (parts_summarizer, parts_store, tracer) = (summarizer.clone(), store.clone(), tracer.clone());
+            let parts = PipelineParts {
+                geometry,
+                budget,
+                summarizer: parts_summarizer,
+                predictor,
+                selector,
+                transport,
+                store: parts_store,
+                tracer,
+            };
+            let pipeline = Pipeline::start(parts).context("starting the pipeline's workers")?;
+            sparse = Some(Sparse { pipeline, summarizer, store });
+        }
+        let info = ExecutorInfo {
+            device: format!("cpu, {} threads", pool.current_num_threads()),
+            geometry,
+            budget_blocks,
+            cap: sparse.as_ref().map_or(0, |s| s.pipeline.cap()),
+            vocab: spec.vocab,
+            max_context: spec.max_positions,
+        };
+        Ok(Self {
+            info,
+            model,
+            drafts,
+            sparse,
+            requests: BTreeMap::new(),
+            steps: 0,
+            tokens: 0,
+            counters: Counters::default(),
+            observer: None,
+            tracer,
+            paused: false,
+            options,
+            device: KvFootprint::default(),
+            device_peak: KvFootprint::default(),
+            pool: Arc::new(pool),
+        })
+    }
+
+    /// Sets or removes the observer of decode steps.
+    pub fn set_observer(&mut self, observer: Option<Box<dyn StepObserver>>) {
+        self.observer = observer;
+    }
+
+    /// Pauses the background stages, to measure what they cost: working sets then change only where a first one is
+    /// chosen or a tail block completes.
+    pub fn pause_background(&mut self, paused: bool) {
+        self.paused = paused;
+    }
+
+    /// The summarizer of sparse decoding, for observers that score queries themselves.
+    pub fn summarizer(&self) -> Option<Arc<dyn Summarizer>> {
+        self.sparse.as_ref().map(|s| s.summarizer.clone())
+    }
+
+    /// Logits of a request's last token, `[vocab]`; empty before its first.
+    pub fn logits(&self, request: RequestId) -> Option<&[f32]> {
+        self.requests.get(&request).map(|r| r.logits.as_slice())
+    }
+
+    /// What the draft head said in a request's last step: logits `[draft_vocab]` and the token they guess, the one
+    /// after the token that the step ran.
+    pub fn draft(&self, request: RequestId) -> Option<(&[f32], TokenId)> {
+        let (logits, guess) = self.requests.get(&request)?.draft.as_ref()?.last.as_ref()?;
+        Some((logits, *guess))
+    }
+
+    /// A decode step with probe tokens: each runs where the draft token runs, over the same working set, and is seen by
+    /// the observer only. `probes` has one list a row, or is empty.
+    pub fn decode_with_probes(
+        &mut self,
+        rows: &[DecodeRow],
+        probes: &[Vec<TokenId>],
+    ) -> Vec<Result<TokenId, RequestError>> {
+        self.pool.clone().install(|| self.step(rows, probes))
+    }
+
+    /// Slots of a KV head for a context of at most `max_blocks` complete blocks.
+    fn slots(&self, max_blocks: usize) -> usize {
+        self.info.budget_blocks.map_or(max_blocks, |budget| budget.min(max_blocks))
+    }
+
+    fn footprint(&self, prompt: usize, tokens: usize, max_blocks: usize) -> KvFootprint {
+        let KvGeometry { layers, kv_heads, head_dim, .. } = self.info.geometry;
+        let slots_and_tail = self.slots(max_blocks) + 1;
+        let summary_rows = self.sparse.as_ref().map_or(0, |s| max_blocks * s.summarizer.rows_per_block());
+        KvFootprint {
+            working_set: (layers * slots_and_tail * self.info.geometry.block_bytes()) as u64,
+            summaries: (layers * kv_heads * summary_rows * head_dim * size_of::<f32>()) as u64,
+            draft: self.head().map_or(0, |head| tokens * head.bytes_per_token()) as u64,
+            prefill: self.info.geometry.dense_bytes(prompt) / layers as u64,
+        }
+    }
+
+    /// Chooses the next token from the request's logits.
+    pub(super) fn sample(&self, request: &mut Request) -> Result<TokenId, RequestError> {
+        let Request { sampler, logits, .. } = request;
+        sampler.sample(logits).map(TokenId).map_err(|error| RequestError(error.to_string()))
+    }
+
+    /// The draft head, where the predictor asks for it.
+    fn head(&self) -> Option<&DraftHead> {
+        self.model.draft.as_ref().filter(|_| self.drafts)
+    }
+
+    fn cut_context(&self, max_blocks: usize) -> CutContext<'_> {
+        CutContext {
+            geometry: self.info.geometry,
+            offload: self.sparse.as_ref().map(|s| (&s.pipeline, &*s.summarizer)),
+            slots: self.slots(max_blocks),
+            max_blocks,
+        }
+    }
+
+    fn run_prefill(&self, id: RequestId, request: &mut Request) -> Result<PrefillProgress, RequestError> {
+        let Some(prefill) = &mut request.prefill else {
+            return Err(RequestError(format!("request {id}: its prompt has been read already")));
+        };
+        let (decoder, head) = (&self.model.decoder, self.head());
+        let chunk = self.options.prefill_chunk;
+        if let Some((layer, kv)) = self.pool.install(|| prefill.advance(decoder, head, chunk)) {
+            let (cache, offload) = kv.cut(&self.cut_context(request.max_blocks), id, layer);
+            request.layers[layer.index()] = Some(cache);
+            request.offloads.extend(offload);
+        }
+        if !prefill.is_done(decoder) {
+            let total = decoder.spec.layers * request.prompt.len();
+            return Ok(PrefillProgress::Running { done: prefill.done(), total });
+        }
+        request.logits = prefill.logits(decoder);
+        let positions = request.prompt.len() + request.max_new_tokens;
+        request.draft = head.map(|head| prefill.draft_state(head, decoder, &request.prompt, positions));
+        request.prefill = None;
+        self.begin_decoding(request).map(PrefillProgress::Done)
+    }
+
+    /// Waits until the prompt's blocks are in the store, then chooses the first token.
+    fn begin_decoding(&self, request: &mut Request) -> Result<TokenId, RequestError> {
+        let stored = request.offloads.drain(..).try_for_each(Offload::wait);
+        stored.map_err(|error| RequestError(error.to_string()))?;
+        request.position = request.prompt.len();
+        self.sample(request)
+    }
+
+    /// Sets memory aside for a prompt that was read before, and gives its first token: one prefill serves several
+    /// executors of the same model.
+    ///
+    /// # Errors
+    /// When there is no room, or the store fails.
+    pub fn resume(
+        &mut self,
+        state: &PromptState,
+        request: RequestId,
+        max_new_tokens: usize,
+        sampling: SamplingParams,
+    ) -> anyhow::Result<TokenId> {
+        let sequence = Sequence { request, prompt: state.prompt.clone(), max_new_tokens, sampling };
+        match self.admit(sequence)? {
+            Admission::Admitted => {}
+            Admission::Wait { reason } | Admission::Refused { reason } => anyhow::bail!(reason),
+        }
+        let mut admitted = self.requests.remove(&request).expect("just admitted");
+        let context = self.cut_context(admitted.max_blocks);
+        let mut offloads = Vec::new();
+        let layers = (state.layers.iter().enumerate()).map(|(layer, kv)| {
+            let (cache, offload) = kv.cut(&context, request, LayerId::from(layer));
+            offloads.extend(offload);
+            Some(cache)
+        });
+        admitted.layers = layers.collect();
+        admitted.offloads = offloads;
+        admitted.logits = state.logits.clone();
+        admitted.draft = state.draft.clone().filter(|_| self.drafts);
+        admitted.prefill = None;
+        self.give_back_prefill(&mut admitted);
+        let first = self.begin_decoding(&mut admitted);
+        self.requests.insert(request, admitted);
+        Ok(first?)
+    }
+
+    /// The full KV of the last layer is gone from the device.
+    fn give_back_prefill(&mut self, request: &mut Request) {
+        let prefill = std::mem::take(&mut request.footprint.prefill);
+        self.device -= KvFootprint { prefill, ..KvFootprint::default() };
+    }
+
+    /// Takes everything back from the stages.
+    fn drain(&mut self) {
+        for layer in (0..self.info.geometry.layers).map(LayerId::from) {
+            self.collect(layer, &mut []);
+        }
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn info(&self) -> &ExecutorInfo {
+        &self.info
+    }
+
+    fn admit(&mut self, sequence: Sequence) -> anyhow::Result<Admission> {
+        let Sequence { request: id, prompt, max_new_tokens, sampling } = sequence;
+        anyhow::ensure!(!self.requests.contains_key(&id), "request {id} is admitted already");
+        let sampler = Sampler::new(sampling)?;
+        anyhow::ensure!(!prompt.is_empty(), "request {id}: expected at least one prompt token, found none");
+        // The last generated token is never run.
+        let tokens = prompt.len() + max_new_tokens.saturating_sub(1);
+        let max_blocks = self.info.geometry.full_blocks(tokens);
+        let footprint = self.footprint(prompt.len(), tokens, max_blocks);
+        let (needed, limit) = (footprint.total(), self.options.kv_memory);
+        if limit > 0 && self.device.total() + needed > limit {
+            let reason = format!(
+                "device KV memory: {needed} bytes needed, {limit} in all, {} in use (device.kv_memory)",
+                self.device.total()
+            );
+            return Ok(if needed > limit { Admission::Refused { reason } } else { Admission::Wait { reason } });
+        }
+        if let Some(Sparse { store, .. }) = &self.sparse {
+            match store.reserve(id, &self.info.geometry, max_blocks) {
+                Reservation::Granted => {}
+                Reservation::Full { needed, free } => {
+                    return Ok(Admission::Wait { reason: format!("KV store: {needed} bytes needed, {free} free") });
+                }
+                Reservation::TooLarge { needed, capacity } => {
+                    return Ok(Admission::Refused {
+                        reason: format!(
+                            "the KV store is too small: expected room for {needed} bytes, found {capacity}\n  hint: raise \
+                             store.capacity, or shorten the context"
+                        ),
+                    });
+                }
+            }
+        }
+        self.device += footprint;
+        if self.device.total() > self.device_peak.total() {
+            self.device_peak = self.device;
+        }
+        let prefill = Prefill::new(&self.model.decoder, self.head(), &prompt);
+        let request = Request {
+            prompt,
+            max_blocks,
+            sampler,
+            prefill: Some(prefill),
+            offloads: Vec::new(),
+            max_new_tokens,
+            position: 0,
+            steps: 0,
+            layers: vec![None; self.info.geometry.layers],
+            attending: None,
+            failed: None,
+            draft: None,
+            footprint,
+            logits: Vec::new(),
+        };
+        self.requests.insert(id, request);
+        Ok(Admission::Admitted)
+    }
+
+    fn prefill(&mut self, id: RequestId) -> Result<PrefillProgress, RequestError> {
+        let Some(mut request) = self.requests.remove(&id) else {
+            return Err(RequestError(format!("request {id}: expected an admitted request, found none")));
+        };
+        let result = self.run_prefill(id, &mut request);
+        if request.prefill.is_none() {
+            self.give_back_prefill(&mut request);
+        }
+        self.requests.insert(id, request);
+        result
+    }
+
+    fn decode(&mut self, rows: &[DecodeRow]) -> anyhow::Result<Vec<Result<TokenId, RequestError>>> {
+        Ok(self.decode_with_probes(rows, &[]))
+    }
+
+    fn release(&mut self, id: RequestId) {
+        self.drain();
+        if let Some(request) = self.requests.remove(&id) {
+            self.device -= request.footprint;
+            if let Some(sparse) = &self.sparse {
+                sparse.store.release(id);
+            }
+            if let Some(observer) = &mut self.observer {
+                observer.release(id);
+            }
+        }
+    }
+
+    fn stats(&self) -> ExecutorStats {
+        let Counters { filled_entries, admitted_entries, deferred_entries, link_bytes, cap_entries } = self.counters;
+        ExecutorStats {
+            steps: self.steps,
+            tokens: self.tokens,
+            filled_entries,
+            admitted_entries,
+            link_bytes,
+            deferred_entries,
+            cap_entries,
+            device: self.device,
+            device_peak: self.device_peak,
+            store: self.sparse.as_ref().map(|s| s.store.usage()).unwrap_or_default(),
+            pipeline: self.sparse.as_ref().map(|s| s.pipeline.metrics()).unwrap_or_default(),
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! What the executor holds for one request.
+
+use crate::cpu::eagle3::DraftCache;
+use crate::cpu::prefill::Prefill;
+use crate::sampling::Sampler;
+use oasis_core::geometry::KvFootprint;
+use oasis_core::ids::TokenId;
+use oasis_core::memory::{LayerCache, Resident};
+use oasis_core::pipeline::Offload;
+
+/// One admitted request.
+pub(super) struct Request {
+    pub prompt: Vec<TokenId>,
+    pub max_new_tokens: usize,
+    /// Blocks the whole context may fill.
+    pub max_blocks: usize,
+    pub sampler: Sampler,
+    /// `None` once the prompt is in.
+    pub prefill: Option<Prefill>,
+    /// Writes to the store under way.
+    pub offloads: Vec<Offload>,
+    /// Tokens whose keys and values are cached; the next one's position.
+    pub position: usize,
+    /// Decode steps run so far.
+    pub steps: u64,
+    /// One a layer; `None` while the stages have it.
+    pub layers: Vec<Option<LayerCache>>,
+    /// Slots of the layer whose attention is under way, while its summaries are with the predict stage.
+    pub attending: Option<Resident>,
+    /// A background stage failed for this request after its last step.
+    pub failed: Option<String>,
+    pub draft: Option<DraftState>,
+    /// Device memory set aside for the request.
+    pub footprint: KvFootprint,
+    /// Logits of the last token, `[vocab]`.
+    pub logits: Vec<f32>,
+}
+
+/// State of a request's draft head.
+#[derive(Clone)]
+pub(super) struct DraftState {
+    pub cache: DraftCache,
+    /// Target taps of the last position, `[3 * target_hidden]`, not yet in the cache: the token after it was not known.
+    pub taps: Vec<f32>,
+    /// Draft logits of the last step, `[draft_vocab]`, and the guess they gave.
+    pub last: Option<(Vec<f32>, TokenId)>,
+}
