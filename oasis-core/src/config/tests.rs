@@ -3,7 +3,7 @@ use crate::geometry::HeadShape;
 use crate::memory::{KvStore, Transport};
 use crate::policy::{Predictor, Selector, SpecError, Summarizer};
 use crate::testkit::doubles::{ByScore, FirstKey, MapStore, copy_transport, lru_selector};
-use crate::testkit::{Random, cases, for_all};
+use crate::testkit::{Random, for_all, fuzz_cases};
 use std::sync::Arc;
 
 /// Stand-ins under the names of the default kinds, and second kinds to switch to.
@@ -64,7 +64,7 @@ fn explain(resolved: &Resolved, key: &str) -> String {
 }
 
 fn error(layers: &[Layer]) -> ConfigError {
-    Resolved::new(layers).err().expect("the configuration is wrong")
+    Resolved::new(layers).expect_err("the configuration is wrong")
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn the_written_document_reads_back_the_same() {
 
 #[test]
 fn no_input_makes_the_configuration_panic() {
-    for_all(cases(300), |random| {
+    for_all(fuzz_cases(300), |random| {
         let _ = Layer::file("garbage", &random.any::<String>()).map(|layer| Resolved::new(&[layer]));
         let text: Vec<String> = (0..random.within(0, 6)).map(|_| line(random)).collect();
         if let Ok(layer) = Layer::file("garbled", &text.join("\n")) {

@@ -43,10 +43,6 @@ fn gated() -> (Box<dyn Transport>, Receiver<usize>, std::sync::mpsc::SyncSender<
     (Box::new(transport), starts, open)
 }
 
-fn sent_by(done: &LayerDone) -> usize {
-    done.members.iter().map(|m| m.admitted).sum()
-}
-
 #[test]
 fn a_slow_transfer_of_one_layer_does_not_delay_another() {
     let (transport, starts, open) = gated();
@@ -55,8 +51,7 @@ fn a_slow_transfer_of_one_layer_does_not_delay_another() {
     fg.hand_in_all();
     open.send(()).unwrap();
     // Layer 0 is through, layer 1 is being moved and does not get on.
-    let done = fg.pipeline.wait(LayerId(0)).unwrap();
-    assert_eq!((done.layer, sent_by(&done)), (LayerId(0), 2 * GEOMETRY.kv_heads));
+    assert_eq!(fg.take_back(LayerId(0)).filled, 2 * GEOMETRY.kv_heads);
     assert_eq!([starts.recv().unwrap(), starts.recv().unwrap()], [0, 1]);
     assert!(fg.pipeline.is_in_flight(LayerId(1)));
     open.send(()).unwrap();
@@ -231,6 +226,27 @@ fn a_failing_write_of_a_tail_block_ends_only_the_request_concerned() {
 }
 
 #[test]
+fn a_request_released_while_its_entries_move_harms_nobody() {
+    let (transport, starts, open) = gated();
+    let mut fg = Foreground::new(PipelineParts { transport, ..parts(2, 1) });
+    fg.prefill(R1, 17);
+    fg.prefill(R2, 17);
+    fg.hand_in_all();
+    starts.recv().unwrap();
+    // Layer 0 has its entries and holds them; the other layers find the first request gone.
+    fg.store.release(R1);
+    (0..GEOMETRY.layers).for_each(|_| open.send(()).unwrap());
+    assert!(fg.take_back(LayerId(0)).errors.iter().all(Option::is_none));
+    for layer in (1..GEOMETRY.layers).map(LayerId::from) {
+        let errors = fg.take_back(layer).errors;
+        assert!(errors[0].as_ref().is_some_and(|e| e.to_string().contains("not in the store")), "{errors:?}");
+        assert!(errors[1].is_none());
+    }
+    fg.cancel(R1);
+    fg.check_slots();
+}
+
+#[test]
 fn dropping_a_pipeline_with_work_in_flight_neither_hangs_nor_leaks() {
     for half_done in [false, true] {
         let (summarizer, store): (Arc<dyn Summarizer>, Arc<dyn KvStore>) =
@@ -283,12 +299,13 @@ fn the_first_fill_is_not_capped_and_later_steps_are() {
     let mut fg = Foreground::new(parts(3, 1));
     fg.prefill(R1, 6 * 4 + 1);
     fg.hand_in_all();
-    assert_eq!(fg.take_back(LayerId(0)).admitted, 3 * GEOMETRY.kv_heads);
+    let first = fg.take_back(LayerId(0));
+    assert_eq!((first.filled, first.admitted, first.deferred), (3 * GEOMETRY.kv_heads, 0, 0));
     fg.take_back_all();
     for _ in 0..3 {
         fg.hand_in_all();
         let done = fg.take_back(LayerId(0));
-        assert!(done.admitted <= GEOMETRY.kv_heads && done.deferred <= 2 * GEOMETRY.kv_heads);
+        assert!(done.filled == 0 && done.admitted <= GEOMETRY.kv_heads && done.deferred <= 2 * GEOMETRY.kv_heads);
         fg.take_back_all();
         fg.check_slots();
     }

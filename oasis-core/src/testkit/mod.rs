@@ -20,7 +20,7 @@ pub mod store;
 pub mod summarizer;
 pub mod transport;
 
-pub use random::{Random, cases, for_all};
+pub use random::{Random, for_all, fuzz_cases};
 
 use crate::memory::{StoreSpec, TransportSpec};
 use crate::policy::{PredictorSpec, SelectorSpec, SummarizerSpec};

@@ -38,6 +38,7 @@ pub struct Request {
 
 /// What came back for one layer, without the memory, which is home again.
 pub struct Back {
+    pub filled: usize,
     pub admitted: usize,
     pub deferred: usize,
     pub errors: Vec<Option<StageError>>,
@@ -124,9 +125,10 @@ impl Foreground {
     pub fn take_back(&mut self, layer: LayerId) -> Back {
         let done = self.pipeline.wait(layer).expect("the layer is in flight");
         assert_eq!((done.layer, done.step), (layer, self.step));
-        let mut back = Back { admitted: 0, deferred: 0, errors: Vec::new() };
+        let mut back = Back { filled: 0, admitted: 0, deferred: 0, errors: Vec::new() };
         for (request, member) in self.requests.iter_mut().zip(done.members) {
             assert_eq!(member.request, request.id, "members come back in order");
+            back.filled += member.filled;
             back.admitted += member.admitted;
             back.deferred += member.deferred;
             back.errors.push(member.error);
