@@ -96,7 +96,7 @@ impl<E: Executor> Engine<E> {
             return Err(SubmitError::UnknownToken { token, vocab: info.vocab });
         }
         // The last token is returned but never run.
-        if request.prompt.len() + request.max_new_tokens - 1 > info.max_context {
+        if request.prompt.len().saturating_add(request.max_new_tokens - 1) > info.max_context {
             return Err(SubmitError::TooLong {
                 prompt: request.prompt.len(),
                 max_new_tokens: request.max_new_tokens,

@@ -5,7 +5,7 @@ use crate::ids::{BlockId, KvHead, LayerId, RequestId, SlotId, Step};
 use crate::memory::{
     BlockWrite, EntryCopy, EntryKey, EntryTarget, FetchedEntries, KvStore, LayerCache, StoreError, Transport,
 };
-use crate::pipeline::stage::StageError;
+use crate::pipeline::stage::{Stage, StageError, guarded};
 use crate::pipeline::{LayerDone, Returned, Tracer, Track};
 use crate::working_set::{Admission, Ranking};
 use std::sync::Arc;
@@ -83,6 +83,12 @@ impl Offload {
     }
 }
 
+/// Runs an operation of the store, turning its panic into an error.
+fn guarded_read_write<T>(operation: &'static str, f: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    guarded(Stage::Transfer, f)
+        .unwrap_or_else(|panic| Err(StoreError::Medium { operation, problem: panic.to_string() }))
+}
+
 pub(super) struct TransferStage {
     geometry: KvGeometry,
     transport: Box<dyn Transport>,
@@ -113,10 +119,12 @@ impl TransferStage {
                 return true;
             }
             // A caller that no longer listens has given the request up.
-            TransferMessage::Offload { blocks, reply } => drop(reply.send(self.offload(&blocks))),
+            TransferMessage::Offload { blocks, reply } => {
+                drop(reply.send(guarded_read_write("put", || self.offload(&blocks))));
+            }
             TransferMessage::Fetch { keys, reply } => {
-                let entries = self.runtime.block_on(self.store.fetch(&keys));
-                drop(reply.send(entries));
+                let fetch = || self.runtime.block_on(self.store.fetch(&keys));
+                drop(reply.send(guarded_read_write("fetch", fetch)));
             }
         }
         false
@@ -140,13 +148,15 @@ impl TransferStage {
         let start = Instant::now();
         let TransferTask { layer, step, ranking, mut members } = task;
         for member in members.iter_mut().filter(|m| m.error.is_none()) {
-            self.complete_tail(layer, member);
+            if let Err(error) = guarded(Stage::Transfer, || self.complete_tail(layer, member)).flatten() {
+                member.error = Some(error);
+            }
         }
-        if self.gather(layer, &mut members).is_err() {
+        if self.gather_guarded(layer, &mut members).is_err() {
             // One request's fault must not end the others: find out whose it is.
             for member in members.iter_mut().filter(|m| m.error.is_none()) {
-                if let Err(error) = self.gather(layer, std::slice::from_mut(member)) {
-                    member.error = Some(StageError::Transfer(format!("{error:#}")));
+                if let Err(error) = self.gather_guarded(layer, std::slice::from_mut(member)) {
+                    member.error = Some(error);
                 }
             }
         }
@@ -165,17 +175,15 @@ impl TransferStage {
     }
 
     /// Stores a full tail block, copies it to its slots and starts the next one.
-    fn complete_tail(&self, layer: LayerId, member: &mut TransferMember) {
+    fn complete_tail(&self, layer: LayerId, member: &mut TransferMember) -> Result<(), StageError> {
         let resident = &mut member.cache.resident;
         if !resident.tail.is_full() {
-            return;
+            return Ok(());
         }
         let block = resident.tail.block();
         let write = BlockWrite { block, bytes: bytemuck::cast_slice(resident.tail.entries()) };
-        if let Err(error) = self.runtime.block_on(self.store.put(member.request, layer, &[write])) {
-            member.error = Some(StageError::Transfer(error.to_string()));
-            return;
-        }
+        (self.runtime.block_on(self.store.put(member.request, layer, &[write])))
+            .map_err(|error| StageError::Transfer(error.to_string()))?;
         for &(head, slot) in &member.promotions {
             resident.copy_tail_to(head, slot);
         }
@@ -188,6 +196,12 @@ impl TransferStage {
             !is_tail
         });
         resident.tail.advance();
+        Ok(())
+    }
+
+    fn gather_guarded(&mut self, layer: LayerId, members: &mut [TransferMember]) -> Result<(), StageError> {
+        guarded(Stage::Transfer, || self.gather(layer, members))?
+            .map_err(|error| StageError::Transfer(format!("{error:#}")))
     }
 
     fn gather(&mut self, layer: LayerId, members: &mut [TransferMember]) -> anyhow::Result<()> {
