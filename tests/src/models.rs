@@ -62,8 +62,7 @@ pub fn sparse(model: &Arc<CpuModel>, budget_blocks: usize, settings: &[&str], tr
 
 /// Admits a prompt and reads it; gives the first token.
 pub fn start(executor: &mut CpuExecutor, request: RequestId, prompt: &[TokenId], max_new_tokens: usize) -> TokenId {
-    let sequence =
-        Sequence { request, prompt: prompt.to_vec(), max_new_tokens, sampling: SamplingParams::default() };
+    let sequence = Sequence { request, prompt: prompt.to_vec(), max_new_tokens, sampling: SamplingParams::default() };
     assert_eq!(executor.admit(sequence).unwrap(), oasis_core::executor::Admission::Admitted);
     loop {
         if let PrefillProgress::Done(token) = executor.prefill(request).unwrap() {
