@@ -1,6 +1,7 @@
 //! Errors of the command line and the exit codes they end with.
 
 use oasis_core::config::ConfigError;
+use oasis_core::executor::TooSmall;
 use oasis_core::registry::CatalogueError;
 use oasis_cuda::CudaUnavailable;
 use oasis_models::checkpoint::CheckpointError;
@@ -96,6 +97,9 @@ impl From<serde_json::Error> for CliError {
 
 impl From<anyhow::Error> for CliError {
     fn from(error: anyhow::Error) -> Self {
-        Self::Failure(format!("{error:#}"))
+        match error.downcast_ref::<TooSmall>() {
+            Some(TooSmall(reason)) => Self::Input(reason.clone()),
+            None => Self::Failure(format!("{error:#}")),
+        }
     }
 }

@@ -100,6 +100,7 @@ impl Answer {
                         self.token(token, decoder, sink)?;
                     }
                     Event::Finished { reason, .. } => return Ok(reason.into()),
+                    Event::Refused { reason, .. } => return Err(CliError::Input(reason)),
                     Event::Failed { error, .. } => return Err(CliError::Failure(error)),
                 }
             }

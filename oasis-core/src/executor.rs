@@ -53,6 +53,11 @@ pub enum Admission {
     },
 }
 
+/// A request that the device or the store is too small for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct TooSmall(pub String);
+
 /// How far a prefill has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefillProgress {

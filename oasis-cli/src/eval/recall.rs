@@ -47,8 +47,11 @@ impl Contender {
     }
 
     fn executor(&self, recall: &Recall<'_>) -> CliResult<CpuExecutor> {
-        let own = self.settings.iter().map(|s| Layer::assignment(s, s)).collect::<Result<Vec<_>, _>>()?;
-        let resolved = resolve(recall.global, recall.arguments.iter().cloned().chain(own).collect())?;
+        let mut layers = recall.arguments.to_vec();
+        for setting in &self.settings {
+            layers.push(Layer::assignment(setting, setting)?);
+        }
+        let resolved = resolve(recall.global, layers)?;
         let policies = assemble::build_policies(&resolved, recall.model)?;
         assemble::start_executor(&resolved.config, recall.weights.clone(), policies, Tracer::default())
     }

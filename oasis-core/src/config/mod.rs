@@ -1,7 +1,5 @@
 //! Typed configuration: what a run is made of, where each value came from, and one clear error when one is wrong.
 
-#![allow(clippy::result_large_err, reason = "one configuration error ends the start of the program")]
-
 mod bytes;
 mod error;
 mod layers;

@@ -180,7 +180,8 @@ impl<E: Executor> Engine<E> {
                 // Nothing runs that could give memory back, so waiting would be forever.
                 Admission::Wait { reason } | Admission::Refused { reason } => {
                     self.waiting.pop_front();
-                    self.fail(request, reason, events);
+                    events.push(Event::Refused { request, reason });
+                    self.forget(request);
                 }
             }
         }

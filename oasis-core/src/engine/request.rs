@@ -62,6 +62,13 @@ pub enum Event {
         /// Why.
         reason: FinishReason,
     },
+    /// The device or the store is too small for the request, even with nothing else running.
+    Refused {
+        /// Request.
+        request: RequestId,
+        /// What there is too little of, with the numbers.
+        reason: String,
+    },
     /// The request could not go on.
     Failed {
         /// Request.

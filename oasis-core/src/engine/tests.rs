@@ -137,6 +137,7 @@ impl Outcomes {
             let (Event::Prefill { request, .. }
             | Event::Token { request, .. }
             | Event::Finished { request, .. }
+            | Event::Refused { request, .. }
             | Event::Failed { request, .. }) = event;
             let outcome = self.0.entry(request).or_default();
             assert_eq!(outcome.end, None, "an event after the end of request {request}");
@@ -144,7 +145,7 @@ impl Outcomes {
                 Event::Prefill { .. } => assert!(outcome.tokens.is_empty(), "prefill after a token"),
                 Event::Token { token, .. } => outcome.tokens.push(token),
                 Event::Finished { reason, .. } => outcome.end = Some(Ok(reason)),
-                Event::Failed { error, .. } => outcome.end = Some(Err(error)),
+                Event::Refused { reason: error, .. } | Event::Failed { error, .. } => outcome.end = Some(Err(error)),
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::cpu::request::Request;
 use crate::sampling::Sampler;
 use anyhow::Context;
 use oasis_core::executor::{
-    Admission, DecodeRow, Executor, ExecutorInfo, ExecutorStats, PrefillProgress, RequestError, Sequence,
+    Admission, DecodeRow, Executor, ExecutorInfo, ExecutorStats, PrefillProgress, RequestError, Sequence, TooSmall,
 };
 use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{LayerId, RequestId, TokenId};
@@ -293,7 +293,7 @@ impl CpuExecutor {
     /// executors of the same model.
     ///
     /// # Errors
-    /// When there is no room, or the store fails.
+    /// [`TooSmall`] when there is no room; else when the store fails.
     pub fn resume(
         &mut self,
         state: &PromptState,
@@ -304,7 +304,7 @@ impl CpuExecutor {
         let sequence = Sequence { request, prompt: state.prompt.clone(), max_new_tokens, sampling };
         match self.admit(sequence)? {
             Admission::Admitted => {}
-            Admission::Wait { reason } | Admission::Refused { reason } => anyhow::bail!(reason),
+            Admission::Wait { reason } | Admission::Refused { reason } => return Err(TooSmall(reason).into()),
         }
         let mut admitted = self.requests.remove(&request).expect("just admitted");
         let context = self.cut_context(admitted.max_blocks);
