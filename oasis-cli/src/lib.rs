@@ -14,6 +14,7 @@
 use oasis_policies as _;
 use oasis_transport as _;
 
+mod args;
 mod assemble;
 mod bench;
 mod cli;
@@ -32,7 +33,7 @@ mod settings;
 mod text;
 mod tokens;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use error::CliResult;
 use std::io::{BufWriter, IsTerminal, Write};
@@ -84,7 +85,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> CliResult {
         Command::Check(args) => commands::check::run(args, &cli.global, out),
         Command::Doctor(args) => commands::doctor::run(args, &cli.global, out),
         Command::Pull(args) => commands::pull::run(args, out),
-        Command::Completions(args) => commands::completions::run(args, out),
+        Command::Completions(args) => commands::completions::run(args, Cli::command(), out),
     }
 }
 

@@ -1,11 +1,12 @@
 //! `oasis bench`: speed, each figure beside its floor.
 
+use crate::args::GlobalArgs;
+use crate::args::ModelArgs;
 use crate::assemble;
 use crate::bench::cpu;
-use crate::cli::GlobalArgs;
 use crate::error::{CliError, CliResult};
 use crate::eval::tasks;
-use crate::settings::{ModelArgs, resolve};
+use crate::settings::resolve;
 use crate::tokens::ModelText;
 use clap::{Args, Subcommand};
 use oasis_core::ids::TokenId;

@@ -1,7 +1,7 @@
 //! `oasis check`: everything that can go wrong before the weights are read.
 
+use crate::args::GlobalArgs;
 use crate::assemble::{self, Model, Policies};
-use crate::cli::GlobalArgs;
 use crate::error::CliResult;
 use crate::settings;
 use crate::text::{columns, grouped, size};

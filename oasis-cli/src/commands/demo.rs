@@ -1,8 +1,8 @@
 //! `oasis run` without arguments: the embedded model answers questions about long contexts, dense and sparse side by
 //! side.
 
+use crate::args::GlobalArgs;
 use crate::assemble;
-use crate::cli::GlobalArgs;
 use crate::error::{CliError, CliResult};
 use crate::eval::tasks::{self, Task};
 use crate::progress::Progress;

@@ -1,13 +1,14 @@
 //! `oasis eval`: what a policy does to answers and predictions.
 
+use crate::args::GlobalArgs;
+use crate::args::ModelArgs;
 use crate::assemble;
-use crate::cli::GlobalArgs;
 use crate::error::{CliError, CliResult};
 use crate::eval::agreement::{self, AgreementReport, Window};
 use crate::eval::recall::{self, Contender, Recall, Score};
 use crate::eval::tasks::{self, Task};
 use crate::progress::Progress;
-use crate::settings::{ModelArgs, resolve};
+use crate::settings::resolve;
 use crate::tokens::ModelText;
 use clap::{Args, Subcommand, ValueEnum};
 use oasis_core::config::{Budget, ConfigError, Layer, Resolved};

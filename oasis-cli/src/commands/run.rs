@@ -1,14 +1,15 @@
 //! `oasis run`: answers one prompt and says what it cost.
 
+use crate::args::GlobalArgs;
+use crate::args::ModelArgs;
 use crate::assemble::{self, Model};
-use crate::cli::GlobalArgs;
 use crate::commands::demo;
 use crate::error::{CliError, CliResult};
 use crate::eval::meter::{AgreementMeter, Source, Totals};
 use crate::generate::{Finish, Generation, generate};
 use crate::prompt::PromptArgs;
 use crate::report::{Agreement, RunReport};
-use crate::settings::{ModelArgs, resolve};
+use crate::settings::resolve;
 use crate::tokens::ModelText;
 use clap::Args;
 use oasis_core::config::Layer;

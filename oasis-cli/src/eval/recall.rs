@@ -1,7 +1,7 @@
 //! Recall: exact match of greedy answers, policy by policy, over one prefill of each prompt.
 
+use crate::args::GlobalArgs;
 use crate::assemble::{self, Model};
-use crate::cli::GlobalArgs;
 use crate::error::{CliError, CliResult};
 use crate::eval::tasks::Task;
 use crate::settings::resolve;

@@ -2,12 +2,11 @@
 //! holds the full KV of one layer only, while the layers before it are on their way to the store.
 
 use crate::cpu::decoder::{AttentionShape, Decoder, embed};
-use crate::cpu::eagle3::DraftHead;
+use crate::cpu::eagle3::{DraftHead, DraftState};
 use crate::cpu::kernels::{PrefillShape, prefill_attention};
 use crate::cpu::layer_kv::LayerKv;
 use crate::cpu::linear::{Regime, widened};
 use crate::cpu::model::CpuModel;
-use crate::cpu::request::DraftState;
 use crate::weights::LayerWeights;
 use oasis_core::ids::{LayerId, TokenId};
 
