@@ -288,7 +288,7 @@ fn queue_depths_and_stage_times_are_counted() {
     let metrics = fg.pipeline.metrics();
     let layers = GEOMETRY.layers as u64;
     assert_eq!(metrics.predict.tasks - before.predict.tasks, layers);
-    assert_eq!(metrics.stage(Stage::Select).tasks - before.select.tasks, 2 * layers, "both halves of each layer");
+    assert_eq!(metrics.stage(Stage::Select).tasks - before.select.tasks, layers, "two messages a layer, one task");
     assert_eq!((metrics.waits, metrics.transfer.queued), (layers, 0));
     assert!(metrics.transfer.deepest_queue >= GEOMETRY.layers - 1);
     assert!(metrics.predict.longest <= metrics.predict.busy && metrics.predict.mean() <= metrics.predict.longest);
