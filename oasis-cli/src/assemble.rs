@@ -3,14 +3,14 @@
 use crate::error::{CliError, CliResult};
 use crate::progress::Progress;
 use oasis_core::config::{Budget, Config, ConfigError, DeviceKind, Resolved, WeightDtype};
-use oasis_core::executor::Executor;
-use oasis_core::geometry::{HeadShape, KvDtype, KvGeometry};
+use oasis_core::geometry::{KvDtype, KvGeometry};
+use oasis_core::memory::{KvStore, Transport};
 use oasis_core::pipeline::Tracer;
-use oasis_core::policy::QuerySource;
+use oasis_core::policy::{Predictor, QuerySource, Selector, SpecError, Summarizer};
 use oasis_core::registry::Role;
 use oasis_cuda::CudaUnavailable;
 use oasis_models::checkpoint::{self, Checkpoint, EMBEDDED_HEADS, HeadCheckpoint, Precision};
-use oasis_models::cpu::{CpuExecutor, CpuOptions, CpuPolicies};
+use oasis_models::cpu::{CpuExecutor, CpuModel, CpuOptions, Residency, SparseParts};
 use oasis_models::spec::DecoderSpec;
 use std::sync::Arc;
 
@@ -20,6 +20,32 @@ pub struct Model {
     pub checkpoint: Checkpoint,
     /// The draft head, where there is one, checked against the target.
     pub head: Option<HeadCheckpoint>,
+}
+
+/// The five roles, built.
+pub struct Policies {
+    /// Summarises blocks.
+    pub summarizer: Arc<dyn Summarizer>,
+    /// Ranks them.
+    pub predictor: Box<dyn Predictor>,
+    /// Plans admissions.
+    pub selector: Box<dyn Selector>,
+    /// Moves entries.
+    pub transport: Box<dyn Transport>,
+    /// Holds the full KV.
+    pub store: Arc<dyn KvStore>,
+}
+
+impl Policies {
+    fn residency(self, budget: Budget) -> Residency {
+        let Self { summarizer, predictor, selector, transport, store } = self;
+        match budget {
+            Budget::All => Residency::Dense,
+            Budget::Blocks(budget_blocks) => {
+                Residency::Sparse(SparseParts { budget_blocks, summarizer, predictor, selector, transport, store })
+            }
+        }
+    }
 }
 
 /// Refuses a device that this build or machine does not have.
@@ -61,20 +87,33 @@ fn draft_source(config: &Config) -> Option<String> {
     }
 }
 
-/// Builds the five roles for heads of `shape`.
+/// Builds the five roles for a model and checks that everything fits together.
 ///
 /// # Errors
 /// Names the key that has an impossible value, and where the value came from.
-pub fn build_policies(resolved: &Resolved, shape: HeadShape) -> Result<CpuPolicies, ConfigError> {
+pub fn build_policies(resolved: &Resolved, model: &Model) -> CliResult<Policies> {
     let config = &resolved.config;
-    let locate = |role| move |error| resolved.locate(CliError::spec(role, error));
-    Ok(CpuPolicies {
+    let shape = geometry(config, model.checkpoint.spec()).head_shape();
+    let locate = |role| move |error| CliError::from(resolved.locate(spec_error(role, error)));
+    let policies = Policies {
         summarizer: config.summarizer.build(shape).map_err(locate(Role::Summarizer))?.into(),
         predictor: config.predictor.build().map_err(locate(Role::Predictor))?,
         selector: config.selector.build().map_err(locate(Role::Selector))?,
         transport: config.transport.build().map_err(locate(Role::Transport))?,
         store: config.store.build().map_err(locate(Role::Store))?,
-    })
+    };
+    check_fit(resolved, model, &policies)?;
+    Ok(policies)
+}
+
+/// An error of one field of a role's spec.
+fn spec_error(role: Role, error: SpecError) -> ConfigError {
+    let key = format!("{}.{}", role.section(), error.field);
+    let located = ConfigError::new(key, error.expected, error.found);
+    match error.hint {
+        Some(hint) => located.hint(hint),
+        None => located,
+    }
 }
 
 /// Shape of the KV cache of a model under a configuration.
@@ -91,17 +130,14 @@ pub fn geometry(config: &Config, spec: &DecoderSpec) -> KvGeometry {
 
 /// Checks what no part can check alone: that a predictor which ranks by the draft token has a draft head, and that one
 /// request's working set fits the device.
-///
-/// # Errors
-/// Names the key, what was expected, what was found.
-pub fn check_fit(resolved: &Resolved, model: &Model, policies: &CpuPolicies) -> Result<(), ConfigError> {
+fn check_fit(resolved: &Resolved, model: &Model, policies: &Policies) -> CliResult {
     let config = &resolved.config;
     let Budget::Blocks(blocks) = config.kv.budget_blocks else { return Ok(()) };
     if policies.predictor.query_source() == QuerySource::Draft && model.head.is_none() {
         let error =
             ConfigError::new("model.draft", "a draft head, as the predictor ranks by a draft token's query", "none")
                 .hint("name an EAGLE-3 head of this model, or choose a predictor that needs none: predictor.kind");
-        return Err(resolved.locate(error));
+        return Err(resolved.locate(error).into());
     }
     let limit = config.device.kv_memory.0;
     let needed = working_set_bytes(&geometry(config, model.checkpoint.spec()), blocks);
@@ -112,7 +148,7 @@ pub fn check_fit(resolved: &Resolved, model: &Model, policies: &CpuPolicies) -> 
             format!("{blocks} blocks, {} a request", crate::text::size(needed)),
         )
         .hint("choose fewer blocks or more memory");
-        return Err(resolved.locate(error));
+        return Err(resolved.locate(error).into());
     }
     Ok(())
 }
@@ -122,34 +158,45 @@ pub fn working_set_bytes(geometry: &KvGeometry, blocks: usize) -> u64 {
     geometry.dense_bytes((blocks + 1) * geometry.block_tokens)
 }
 
-/// Loads the weights and starts the executor.
+/// Reads the weights of the model and its draft head; executors share them.
 ///
 /// # Errors
-/// When a file cannot be read, parts do not fit together, or the machine gives no threads.
-pub fn start_executor(resolved: &Resolved, model: &Model, tracer: Tracer) -> CliResult<Box<dyn Executor>> {
-    let config = &resolved.config;
+/// When a file cannot be read or changed since it was opened.
+pub fn load_model(config: &Config, model: &Model) -> CliResult<Arc<CpuModel>> {
     let spec = model.checkpoint.spec();
-    let policies = build_policies(resolved, geometry(config, spec).head_shape())?;
-    check_fit(resolved, model, &policies)?;
     let precision = match config.model.dtype {
         WeightDtype::Auto => Precision::Auto,
         WeightDtype::F32 => Precision::F32,
         WeightDtype::Bf16 => Precision::Bf16,
     };
-    let weights = {
-        let bar = Progress::parts("loading weights");
-        model.checkpoint.load_weights(precision, &mut |progress| bar.set(progress.done, progress.total))?
-    };
+    let bar = Progress::parts("loading weights");
+    let weights = model.checkpoint.load_weights(precision, &mut |progress| bar.set(progress.done, progress.total))?;
     let head = match &model.head {
         Some(head) => Some(Arc::new(head.load(spec, precision, &mut |_| ())?)),
         None => None,
     };
-    let options = CpuOptions {
+    Ok(Arc::new(CpuModel::new(spec.clone(), weights, head)))
+}
+
+/// Starts an executor on loaded weights. It starts threads and reserves nothing yet.
+///
+/// # Errors
+/// When the machine gives no threads.
+pub fn start_executor(
+    config: &Config,
+    weights: Arc<CpuModel>,
+    policies: Policies,
+    tracer: Tracer,
+) -> CliResult<CpuExecutor> {
+    Ok(CpuExecutor::new(weights, policies.residency(config.kv.budget_blocks), cpu_options(config), tracer)?)
+}
+
+/// Sizes of a CPU executor.
+pub fn cpu_options(config: &Config) -> CpuOptions {
+    CpuOptions {
         block_tokens: config.kv.block_tokens,
-        budget: config.kv.budget_blocks,
         prefill_chunk: config.engine.prefill_chunk,
         threads: config.device.threads,
         kv_memory: config.device.kv_memory.0,
-    };
-    Ok(Box::new(CpuExecutor::new(spec.clone(), weights, head, policies, options, tracer)?))
+    }
 }

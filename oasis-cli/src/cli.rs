@@ -1,8 +1,8 @@
 //! Arguments: what can be said on the command line, and nothing of what it does.
 
-use crate::commands::{check, completions, doctor, explain, list, pull, run};
-use clap::{Args, Parser, Subcommand};
-use std::path::PathBuf;
+use crate::args::GlobalArgs;
+use crate::commands::{bench, check, completions, doctor, eval, explain, list, pull, run};
+use clap::{Parser, Subcommand};
 
 /// Lookahead sparse decoding with most of the KV cache outside the device
 #[derive(Debug, Parser)]
@@ -16,25 +16,15 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// Options of every command.
-#[derive(Debug, Clone, Default, Args)]
-pub struct GlobalArgs {
-    /// Configuration file [default: $OASIS_CONFIG, else ./oasis.toml where there is one]
-    #[arg(long, value_name = "FILE", global = true, help_heading = "Global options")]
-    pub config: Option<PathBuf>,
-    /// Set one value, such as selector.fetch_ratio=0.1; may be repeated
-    #[arg(long, value_name = "KEY=VALUE", global = true, help_heading = "Global options")]
-    pub set: Vec<String>,
-    /// Log more to standard error: -v informs, -vv debugs, -vvv traces
-    #[arg(short, long, action = clap::ArgAction::Count, global = true, help_heading = "Global options")]
-    pub verbose: u8,
-}
-
 /// What `oasis` can do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Answer a prompt and say what it cost
     Run(run::RunArgs),
+    /// Measure what policies do to answers and predictions
+    Eval(eval::EvalArgs),
+    /// Measure speed beside its floor
+    Bench(bench::BenchArgs),
     /// List the policies, transports and stores that are linked in
     List(list::ListArgs),
     /// Print every configuration value and where it came from

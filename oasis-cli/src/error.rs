@@ -1,8 +1,8 @@
 //! Errors of the command line and the exit codes they end with.
 
 use oasis_core::config::ConfigError;
-use oasis_core::policy::SpecError;
-use oasis_core::registry::{CatalogueError, Role};
+use oasis_core::executor::TooSmall;
+use oasis_core::registry::CatalogueError;
 use oasis_cuda::CudaUnavailable;
 use oasis_models::checkpoint::CheckpointError;
 use std::io;
@@ -33,16 +33,6 @@ impl CliError {
     /// Failed work, with what to do about it.
     pub fn failure(problem: impl Into<String>, hint: impl AsRef<str>) -> Self {
         Self::Failure(format!("{}\n  hint: {}", problem.into(), hint.as_ref()))
-    }
-
-    /// A spec of `role` that could not be built.
-    pub fn spec(role: Role, error: SpecError) -> ConfigError {
-        let key = format!("{}.{}", role.section(), error.field);
-        let built = ConfigError::new(key, error.expected, error.found);
-        match error.hint {
-            Some(hint) => built.hint(hint),
-            None => built,
-        }
     }
 
     /// The text to print after `error: `, if any.
@@ -107,6 +97,9 @@ impl From<serde_json::Error> for CliError {
 
 impl From<anyhow::Error> for CliError {
     fn from(error: anyhow::Error) -> Self {
-        Self::Failure(format!("{error:#}"))
+        match error.downcast_ref::<TooSmall>() {
+            Some(TooSmall(reason)) => Self::Input(reason.clone()),
+            None => Self::Failure(format!("{error:#}")),
+        }
     }
 }

@@ -50,46 +50,81 @@ pub fn generate<E: Executor>(
     interrupted: &dyn Fn() -> bool,
     sink: &mut dyn FnMut(&str) -> io::Result<()>,
 ) -> CliResult<Generation> {
-    let stop_tokens = request.stop_tokens.clone();
     let prompt_tokens = request.prompt.len();
-    let mut clock = Clock::start();
+    let mut answer = Answer {
+        stop_tokens: request.stop_tokens.clone(),
+        clock: Clock::start(),
+        text: String::new(),
+        tokens: Vec::new(),
+        device: KvFootprint::default(),
+    };
     let id = engine.submit(request).map_err(|error| CliError::Input(error.to_string()))?;
-    let bar = Progress::parts("reading the prompt");
-    let (mut text, mut tokens) = (String::new(), Vec::new());
-    let mut device = KvFootprint::default();
-    let mut finish = None;
-    while finish.is_none() {
-        if interrupted() {
-            engine.cancel(id);
-            finish = Some(Finish::Interrupted);
-            break;
-        }
-        for event in engine.step()? {
-            match event {
-                Event::Prefill { done, total, .. } => bar.set(done as u64, total as u64),
-                Event::Token { token, .. } => {
-                    bar.clear();
-                    clock.token();
-                    tokens.push(token);
-                    if !stop_tokens.contains(&token) {
-                        emit(&decoder.push(token)?, &mut text, sink)?;
-                    }
-                }
-                Event::Finished { reason, .. } => finish = Some(reason.into()),
-                Event::Failed { error, .. } => return Err(CliError::Failure(error)),
-            }
-        }
-        // A request that has ended holds nothing any more.
-        if finish.is_none() && !tokens.is_empty() {
-            device = engine.executor().stats().device;
-        }
-    }
+    let result = answer.run(engine, decoder, interrupted, sink);
+    // Interrupted, or the sink failed; a request that has ended is no longer there to be cancelled.
+    engine.cancel(id);
+    let finish = result?;
+    emit(&decoder.finish()?, &mut answer.text, sink)?;
+    let Answer { clock, text, tokens, mut device, .. } = answer;
     if device == KvFootprint::default() {
         device = engine.executor().stats().device_peak;
     }
-    emit(&decoder.finish()?, &mut text, sink)?;
     let facts = clock.facts(prompt_tokens, tokens.len(), device);
-    Ok(Generation { text, tokens, finish: finish.unwrap_or(Finish::Interrupted), facts })
+    Ok(Generation { text, tokens, finish, facts })
+}
+
+/// An answer in the making.
+struct Answer {
+    stop_tokens: Vec<TokenId>,
+    clock: Clock,
+    text: String,
+    tokens: Vec<TokenId>,
+    /// Device memory after the last step in which the request went on.
+    device: KvFootprint,
+}
+
+impl Answer {
+    fn run<E: Executor>(
+        &mut self,
+        engine: &mut Engine<E>,
+        decoder: &mut dyn Decode,
+        interrupted: &dyn Fn() -> bool,
+        sink: &mut dyn FnMut(&str) -> io::Result<()>,
+    ) -> CliResult<Finish> {
+        let bar = Progress::parts("reading the prompt");
+        while !interrupted() {
+            for event in engine.step()? {
+                match event {
+                    Event::Prefill { done, total, .. } => bar.set(done as u64, total as u64),
+                    Event::Token { token, .. } => {
+                        bar.clear();
+                        self.token(token, decoder, sink)?;
+                    }
+                    Event::Finished { reason, .. } => return Ok(reason.into()),
+                    Event::Refused { reason, .. } => return Err(CliError::Input(reason)),
+                    Event::Failed { error, .. } => return Err(CliError::Failure(error)),
+                }
+            }
+            // A request that has ended holds nothing any more.
+            if !self.tokens.is_empty() {
+                self.device = engine.executor().stats().device;
+            }
+        }
+        Ok(Finish::Interrupted)
+    }
+
+    fn token(
+        &mut self,
+        token: TokenId,
+        decoder: &mut dyn Decode,
+        sink: &mut dyn FnMut(&str) -> io::Result<()>,
+    ) -> CliResult {
+        self.clock.token();
+        self.tokens.push(token);
+        if !self.stop_tokens.contains(&token) {
+            emit(&decoder.push(token)?, &mut self.text, sink)?;
+        }
+        Ok(())
+    }
 }
 
 fn emit(piece: &str, text: &mut String, sink: &mut dyn FnMut(&str) -> io::Result<()>) -> io::Result<()> {

@@ -14,23 +14,26 @@
 use oasis_policies as _;
 use oasis_transport as _;
 
+mod args;
 mod assemble;
+mod bench;
 mod cli;
 mod commands;
 mod env;
 mod error;
+mod eval;
 mod generate;
 mod hub;
 mod interrupt;
 mod machine;
 mod progress;
 mod prompt;
-mod report;
+pub mod report;
 mod settings;
 mod text;
 mod tokens;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use error::CliResult;
 use std::io::{BufWriter, IsTerminal, Write};
@@ -75,12 +78,14 @@ fn run(cli: &Cli, out: &mut dyn Write) -> CliResult {
     oasis_core::registry::check_catalogue()?;
     match &cli.command {
         Command::Run(args) => commands::run::run(args, &cli.global, out),
+        Command::Eval(args) => commands::eval::run(args, &cli.global, out),
+        Command::Bench(args) => commands::bench::run(args, &cli.global, out),
         Command::List(args) => commands::list::run(args, out),
         Command::Explain(args) => commands::explain::run(args, &cli.global, out),
         Command::Check(args) => commands::check::run(args, &cli.global, out),
         Command::Doctor(args) => commands::doctor::run(args, &cli.global, out),
         Command::Pull(args) => commands::pull::run(args, out),
-        Command::Completions(args) => commands::completions::run(args, out),
+        Command::Completions(args) => commands::completions::run(args, Cli::command(), out),
     }
 }
 

@@ -24,17 +24,17 @@ pub struct PromptArgs {
 }
 
 impl PromptArgs {
-    /// Reads the prompt's text.
+    /// Reads the prompt's text; `None` when none was named and standard input has none.
     ///
     /// # Errors
-    /// When there is none, or it cannot be read as UTF-8.
-    pub fn read(&self) -> CliResult<String> {
+    /// When the named text is empty, or cannot be read as UTF-8.
+    pub fn read(&self) -> CliResult<Option<String>> {
         let mut stdin = std::io::stdin();
         let piped = !stdin.is_terminal();
         self.read_from(&mut stdin, piped)
     }
 
-    fn read_from(&self, stdin: &mut dyn Read, piped: bool) -> CliResult<String> {
+    fn read_from(&self, stdin: &mut dyn Read, piped: bool) -> CliResult<Option<String>> {
         let mut parts = Vec::new();
         if let Some(path) = &self.file {
             parts.push(text(&format!("--file {}", path.display()), std::fs::read(path))?);
@@ -49,14 +49,21 @@ impl PromptArgs {
             None if parts.is_empty() && piped => parts.push(text("standard input", all_of(stdin))?),
             None => (),
         }
+        let named = self.prompt.is_some() || self.file.is_some();
         let prompt = parts.join("\n\n");
-        if prompt.trim().is_empty() {
-            return Err(CliError::input(
-                "the prompt: expected some text, found none",
-                "oasis run \"Once upon a time\", oasis run --file FILE, or text on standard input",
-            ));
+        match prompt.trim().is_empty() {
+            false => Ok(Some(prompt)),
+            true if named => Err(Self::missing()),
+            true => Ok(None),
         }
-        Ok(prompt)
+    }
+
+    /// The error of a prompt without text.
+    pub fn missing() -> CliError {
+        CliError::input(
+            "the prompt: expected some text, found none",
+            "oasis run \"Once upon a time\", oasis run --file FILE, or text on standard input",
+        )
     }
 
     /// Tokens of the prompt, within the chat template where that was asked for.
@@ -95,19 +102,19 @@ mod tests {
         PromptArgs { prompt: prompt.map(str::to_owned), file, ..PromptArgs::default() }
     }
 
-    fn read(args: &PromptArgs, stdin: &str, piped: bool) -> CliResult<String> {
+    fn read(args: &PromptArgs, stdin: &str, piped: bool) -> CliResult<Option<String>> {
         args.read_from(&mut stdin.as_bytes(), piped)
     }
 
     #[test]
     fn an_argument_is_taken_before_a_pipe() {
-        assert_eq!(read(&args(Some("hello"), None), "piped", true).unwrap(), "hello");
+        assert_eq!(read(&args(Some("hello"), None), "piped", true).unwrap().unwrap(), "hello");
     }
 
     #[test]
     fn a_pipe_or_a_dash_reads_standard_input() {
-        assert_eq!(read(&args(None, None), "piped\n", true).unwrap(), "piped");
-        assert_eq!(read(&args(Some("-"), None), "typed\r\n", false).unwrap(), "typed");
+        assert_eq!(read(&args(None, None), "piped\n", true).unwrap().unwrap(), "piped");
+        assert_eq!(read(&args(Some("-"), None), "typed\r\n", false).unwrap().unwrap(), "typed");
     }
 
     #[test]
@@ -115,15 +122,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("document.txt");
         std::fs::write(&path, "A document.\n").unwrap();
-        assert_eq!(read(&args(Some("Why?"), Some(path.clone())), "", true).unwrap(), "A document.\n\nWhy?");
-        assert_eq!(read(&args(None, Some(path)), "ignored", true).unwrap(), "A document.");
+        assert_eq!(read(&args(Some("Why?"), Some(path.clone())), "", true).unwrap().unwrap(), "A document.\n\nWhy?");
+        assert_eq!(read(&args(None, Some(path)), "ignored", true).unwrap().unwrap(), "A document.");
     }
 
     #[test]
-    fn no_prompt_is_wrong_input() {
-        for (given, stdin, piped) in
-            [(None, "", false), (None, "", true), (Some(""), "", false), (Some(" \n"), "", true)]
-        {
+    fn an_empty_prompt_is_wrong_input_but_none_at_all_is_not() {
+        for (stdin, piped) in [("", false), ("", true), ("\n", true)] {
+            assert_eq!(read(&args(None, None), stdin, piped).unwrap(), None);
+        }
+        for (given, stdin, piped) in [(Some("-"), "", true), (Some(""), "", false), (Some(" \n"), "", true)] {
             let error = read(&args(given, None), stdin, piped).unwrap_err();
             assert!(matches!(&error, CliError::Input(text) if text.contains("found none")), "{error:?}");
         }

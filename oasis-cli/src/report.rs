@@ -175,6 +175,13 @@ impl RunReport {
         }
     }
 
+    /// Adds a measured agreement.
+    #[must_use]
+    pub fn with_agreement(mut self, agreement: Option<Agreement>) -> Self {
+        self.agreement = agreement;
+        self
+    }
+
     /// Writes the report for people.
     ///
     /// # Errors
@@ -218,7 +225,9 @@ impl Speed {
             prompt_tokens: request.prompt_tokens,
             generated_tokens: request.generated_tokens,
             prefill_seconds: request.prefill.as_secs_f64(),
-            prefill_tokens_per_second: rate(request.prompt_tokens, request.prefill),
+            // Without a first token the prompt was not read to its end.
+            prefill_tokens_per_second: rate(request.prompt_tokens, request.prefill)
+                .filter(|_| request.generated_tokens > 0),
             decode_seconds: request.decode.as_secs_f64(),
             decode_tokens_per_second: rate(request.generated_tokens.saturating_sub(1), request.decode),
         }
@@ -227,6 +236,9 @@ impl Speed {
     fn rows(&self, row: Row<'_>) {
         let line = |tokens: usize, seconds: f64, rate: Option<f64>| {
             let rate = rate.map_or_else(String::new, |rate| format!(", {rate:.1} tokens/s"));
+            if self.generated_tokens == 0 {
+                return format!("{} tokens, not finished after {seconds:.2} s", grouped(tokens as u64));
+            }
             format!("{} tokens in {seconds:.2} s{rate}", grouped(tokens as u64))
         };
         row("prefill", line(self.prompt_tokens, self.prefill_seconds, self.prefill_tokens_per_second));
@@ -344,3 +356,6 @@ impl PipelineReport {
 fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
 //! Where configuration comes from: a file, the environment, the command line.
 
-use crate::cli::GlobalArgs;
+use crate::args::GlobalArgs;
 use crate::env;
 use crate::error::{CliError, CliResult};
 use oasis_core::config::{Layer, Resolved};
@@ -44,32 +44,4 @@ fn read(path: &Path) -> CliResult<Layer> {
         )
     })?;
     Ok(Layer::file(&name, &text)?)
-}
-
-/// A shorthand argument as a layer: `--model PATH` sets `model.path`. `value` is taken as it is, even where it looks
-/// like a number.
-///
-/// # Errors
-/// Never for the keys that the program itself names.
-pub fn shorthand(argument: &str, key: &str, value: &str) -> CliResult<Layer> {
-    let literal = toml::Value::String(value.to_owned());
-    Ok(Layer::assignment(&format!("{argument} {value}"), &format!("{key}={literal}"))?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shorthand_keeps_its_text() {
-        for text in ["true", "12", "a b", "quo\"te\\path", "a=b"] {
-            let layer = shorthand("--model", "model.path", text).unwrap();
-            let whole = Layer::file("f", &format!("[model]\npath = {}", toml::Value::String(text.to_owned()))).unwrap();
-            // Origins differ; the tables must not.
-            assert_eq!(
-                format!("{layer:?}").split_once("table").unwrap().1,
-                format!("{whole:?}").split_once("table").unwrap().1
-            );
-        }
-    }
 }

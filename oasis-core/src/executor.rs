@@ -46,12 +46,17 @@ pub enum Admission {
         /// What there is too little of.
         reason: String,
     },
-    /// Never: the request is larger than the whole device or store.
+    /// Never: the request is larger than the whole device or store, or its sampling parameters are impossible.
     Refused {
-        /// What there is too little of, with the numbers.
+        /// What there is too little of, or which parameter is out of range, with the numbers.
         reason: String,
     },
 }
+
+/// A request that the device or the store is too small for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct TooSmall(pub String);
 
 /// How far a prefill has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 pub mod checkpoint;
 pub mod cpu;
 pub mod draft;
+mod format;
 pub mod sampling;
 pub mod spec;
 pub mod tokenizer;

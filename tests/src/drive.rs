@@ -48,7 +48,9 @@ pub fn step(engine: &mut Engine<CpuExecutor>, answers: &mut Answers) {
                 decoded.insert(request);
             }
             Event::Finished { request, .. } => answers.entry(request).or_default().finished = true,
-            Event::Failed { request, error } => answers.entry(request).or_default().error = Some(error),
+            Event::Refused { request, reason: error } | Event::Failed { request, error } => {
+                answers.entry(request).or_default().error = Some(error);
+            }
         }
     }
     for request in decoded {

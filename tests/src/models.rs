@@ -6,7 +6,7 @@ use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::pipeline::Tracer;
 use oasis_core::sampling::SamplingParams;
 use oasis_models::checkpoint::{self, Precision};
-use oasis_models::cpu::{CpuExecutor, CpuModel, CpuOptions, Residency, SparseParts};
+use oasis_models::cpu::{CpuExecutor, CpuModel, CpuOptions, PromptState, Residency, SparseParts};
 use std::sync::Arc;
 
 /// Loads a model and, where one is named, its draft head.
@@ -32,6 +32,11 @@ pub fn oasis_tiny() -> Arc<CpuModel> {
 /// Sizes that most tests use.
 pub fn options(prefill_chunk: usize) -> CpuOptions {
     CpuOptions { block_tokens: 16, prefill_chunk, threads: 0, kv_memory: 0 }
+}
+
+/// A prompt that has been read, to be resumed by several executors.
+pub fn read(model: &CpuModel, prompt: &[TokenId], prefill_chunk: usize) -> PromptState {
+    PromptState::read(model, prompt, prefill_chunk, &mut |_, _| ())
 }
 
 /// A dense executor.

@@ -10,8 +10,9 @@ use oasis_core::memory::{
 };
 use oasis_core::sampling::SamplingParams;
 use oasis_core::testkit::faulty::{Faults, FaultyStore, FaultyTransport};
-use oasis_models::cpu::{PromptState, SparseParts};
+use oasis_models::cpu::SparseParts;
 use oasis_tests::drive::assert_nothing_held;
+use oasis_tests::models::read;
 use oasis_tests::survivors::{default_parts, engine, prompt, requests, solos, survivors};
 use oasis_tests::{synthetic, within};
 use std::sync::Arc;
@@ -139,7 +140,7 @@ fn a_failed_request_stays_failed_until_it_is_released() {
 fn a_prompt_that_cannot_be_resumed_holds_nothing() {
     let (parts, _) = faulty_store("draft-query", Faults::at([1]), Faults::none());
     let mut engine = engine(parts);
-    let state = PromptState::read(&synthetic::model(7), &prompt(33, 0), 64);
+    let state = read(&synthetic::model(7), &prompt(33, 0), 64);
     let executor = engine.executor_mut();
     let error = executor.resume(&state, RequestId(1), 10, SamplingParams::default()).unwrap_err();
     assert!(error.to_string().contains("put: injected fault in call 1"), "{error}");

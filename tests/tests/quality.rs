@@ -10,7 +10,7 @@ use oasis_core::sampling::SamplingParams;
 use oasis_core::testkit::Random;
 use oasis_core::working_set::top_k;
 use oasis_models::cpu::{CpuExecutor, CpuModel, LayerView, PromptState, StepObserver};
-use oasis_tests::models::{dense, oasis_tiny, sparse};
+use oasis_tests::models::{dense, oasis_tiny, read, sparse};
 use oasis_tests::prompts::Prompts;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
@@ -48,7 +48,7 @@ fn a_working_set_of_half_the_context_answers_like_dense_and_a_small_static_one_d
     ];
     let (mut right, mut same) = (0, [0, 0]);
     for (kind, task) in tasks {
-        let state = PromptState::read(&model, &prompts.chat(&task.question), 512);
+        let state = read(&model, &prompts.chat(&task.question), 512);
         let full = answer(&mut dense(&model, 512), &state, prompts.stop());
         let is_right = prompts.decode(&full).trim() == task.answer.trim();
         right += usize::from(is_right);
@@ -143,7 +143,7 @@ fn agreement(model: &Arc<CpuModel>, prompts: &Prompts, budget: usize) -> [f64; 3
         shares: shares.clone(),
     })));
     let request = RequestId(1);
-    let state = PromptState::read(model, context, 512);
+    let state = read(model, context, 512);
     executor.resume(&state, request, STEPS + 1, SamplingParams::default()).unwrap();
     for &token in forced {
         executor.decode(&[DecodeRow { request, token }]).unwrap().remove(0).unwrap();

@@ -8,7 +8,7 @@ use oasis_core::pipeline::Tracer;
 use oasis_core::registry::{self, Role};
 use oasis_core::sampling::SamplingParams;
 use oasis_models::cpu::{CpuExecutor, CpuModel, LayerView, PromptState, StepObserver};
-use oasis_tests::models::{dense, greedy, load, oasis_tiny, sparse};
+use oasis_tests::models::{dense, greedy, load, oasis_tiny, read, sparse};
 use oasis_tests::prompts::Prompts;
 use oasis_tests::references::shared;
 use oasis_tests::synthetic;
@@ -76,7 +76,7 @@ fn every_policy_equals_dense(name: &str, model: &Arc<CpuModel>, text: &[TokenId]
     let combinations = combinations(model);
     assert!(combinations.len() >= 12, "{} combinations", combinations.len());
     for &length in lengths {
-        let state = PromptState::read(model, &text[..length], 64);
+        let state = read(model, &text[..length], 64);
         let expected = decode(&mut dense(model, 64), &state, count);
         for (index, settings) in combinations.iter().enumerate() {
             let blocks = largest_context(length, count);
@@ -122,8 +122,7 @@ fn a_prefill_in_chunks_of_its_own_equals_a_resumed_one() {
     let mut state = Vec::new();
     for budget in [8, 1000] {
         let (tokens, logits) = greedy(&mut sparse(&model, budget, &[], Tracer::default()), &text, 24);
-        let resumed =
-            decode(&mut sparse(&model, budget, &[], Tracer::default()), &PromptState::read(&model, &text, 512), 24);
+        let resumed = decode(&mut sparse(&model, budget, &[], Tracer::default()), &read(&model, &text, 512), 24);
         assert_eq!(resumed.tokens, tokens);
         assert!(logits.iter().map(|l| bits(l)).eq(resumed.logits), "K {budget}");
         state.push(logits);
@@ -174,7 +173,7 @@ fn every_slot_holds_the_entry_of_its_block_whatever_comes_and_goes() {
     let (model, prompts) = (oasis_tiny(), Prompts::new());
     let count = 60;
     for (length, budget) in [(400, 8), (400, 24), (400, 25), (400, 26), (30, 3), (1, 1)] {
-        let state = PromptState::read(&model, &prompts.prose(length, 1), 512);
+        let state = read(&model, &prompts.prose(length, 1), 512);
         // A dense cache holds the entries of the whole prompt.
         let seen = Entries::default();
         let audit = |first| {
@@ -218,7 +217,7 @@ fn every_slot_holds_the_entry_of_its_block_whatever_comes_and_goes() {
 fn one_slot_too_few_changes_nothing_before_the_slots_are_full() {
     let (model, prompts) = (oasis_tiny(), Prompts::new());
     // 300 tokens are 18 blocks and 12 tokens; blocks 19, 20, 21 are completed by decode steps 4, 20 and 36.
-    let state = PromptState::read(&model, &prompts.prose(300, 2), 512);
+    let state = read(&model, &prompts.prose(300, 2), 512);
     let expected = decode(&mut dense(&model, 512), &state, 40);
     for (predictor, budget, same) in [
         // The first step of a long context sees the full KV, so its logits and the prefill's are dense.

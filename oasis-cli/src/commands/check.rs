@@ -1,14 +1,13 @@
 //! `oasis check`: everything that can go wrong before the weights are read.
 
-use crate::assemble::{self, Model};
-use crate::cli::GlobalArgs;
+use crate::args::GlobalArgs;
+use crate::assemble::{self, Model, Policies};
 use crate::error::CliResult;
 use crate::settings;
 use crate::text::{columns, grouped, size};
 use clap::Args;
 use oasis_core::config::{Budget, Resolved};
 use oasis_core::registry::Role;
-use oasis_models::cpu::CpuPolicies;
 use std::io::Write;
 
 /// Arguments of `check`.
@@ -25,9 +24,7 @@ pub fn run(_args: &CheckArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRe
     assemble::check_device(config)?;
     let model = assemble::open_model(config)?;
     model.checkpoint.tokenizer()?;
-    let policies =
-        assemble::build_policies(&resolved, assemble::geometry(config, model.checkpoint.spec()).head_shape())?;
-    assemble::check_fit(&resolved, &model, &policies)?;
+    let policies = assemble::build_policies(&resolved, &model)?;
 
     let mut rows = vec![line("configuration", format!("{} values", resolved.values.len()))];
     describe_model(&model, &mut rows);
@@ -65,7 +62,7 @@ fn describe_model(model: &Model, rows: &mut Vec<Vec<String>>) {
     ));
 }
 
-fn describe_memory(resolved: &Resolved, model: &Model, policies: &CpuPolicies, rows: &mut Vec<Vec<String>>) {
+fn describe_memory(resolved: &Resolved, model: &Model, policies: &Policies, rows: &mut Vec<Vec<String>>) {
     let config = &resolved.config;
     let spec = model.checkpoint.spec();
     let geometry = assemble::geometry(config, spec);

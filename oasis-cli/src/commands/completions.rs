@@ -1,8 +1,7 @@
 //! `oasis completions`: scripts that complete commands and options in a shell.
 
-use crate::cli::Cli;
 use crate::error::CliResult;
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 use std::io::Write;
 
@@ -13,13 +12,13 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Prints the script.
+/// Prints the script for the whole `command`.
 ///
 /// # Errors
 /// The writer's.
-pub fn run(args: &CompletionsArgs, out: &mut dyn Write) -> CliResult {
+pub fn run(args: &CompletionsArgs, mut command: Command, out: &mut dyn Write) -> CliResult {
     // Generated into memory: the generator panics where its writer fails.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "oasis", &mut script);
+    clap_complete::generate(args.shell, &mut command, "oasis", &mut script);
     Ok(out.write_all(&script)?)
 }

@@ -1,6 +1,6 @@
 //! `oasis doctor`: what this machine has, what is missing, how to get it.
 
-use crate::cli::GlobalArgs;
+use crate::args::GlobalArgs;
 use crate::error::CliResult;
 use crate::machine::{self, Machine};
 use crate::{env, hub, settings, text};

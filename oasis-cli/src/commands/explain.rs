@@ -1,6 +1,6 @@
 //! `oasis explain`: the configuration, value by value.
 
-use crate::cli::GlobalArgs;
+use crate::args::GlobalArgs;
 use crate::error::CliResult;
 use crate::{settings, text};
 use clap::Args;

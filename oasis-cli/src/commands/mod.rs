@@ -1,8 +1,11 @@
 //! One file a command: its arguments and what it does.
 
+pub mod bench;
 pub mod check;
 pub mod completions;
+pub mod demo;
 pub mod doctor;
+pub mod eval;
 pub mod explain;
 pub mod list;
 pub mod pull;

@@ -1,21 +1,29 @@
 //! `oasis run`: answers one prompt and says what it cost.
 
+use crate::args::GlobalArgs;
+use crate::args::ModelArgs;
 use crate::assemble::{self, Model};
-use crate::cli::GlobalArgs;
+use crate::commands::demo;
 use crate::error::{CliError, CliResult};
+use crate::eval::meter::{AgreementMeter, Source, Totals};
 use crate::generate::{Finish, Generation, generate};
 use crate::prompt::PromptArgs;
-use crate::report::RunReport;
-use crate::settings::{resolve, shorthand};
+use crate::report::{Agreement, RunReport};
+use crate::settings::resolve;
 use crate::tokens::ModelText;
 use clap::Args;
 use oasis_core::config::Layer;
 use oasis_core::engine::{Engine, GenerateRequest};
+use oasis_core::executor::Executor;
 use oasis_core::pipeline::Tracer;
+use oasis_core::policy::{Aggregate, QuerySource};
+use oasis_models::cpu::CpuExecutor;
 use serde::Serialize;
-use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use tempfile::NamedTempFile;
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -23,14 +31,17 @@ pub struct RunArgs {
     #[command(flatten)]
     prompt: PromptArgs,
     /// Most tokens to generate
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
-    max_tokens: usize,
+    #[arg(short = 'n', long, value_name = "N", default_value = "128")]
+    max_tokens: NonZeroUsize,
     /// Go on after the model's end-of-text token
     #[arg(long)]
     ignore_eos: bool,
     /// Write the spans of all stages for chrome://tracing or Perfetto
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Measure how much of each step's exact choice of blocks was predicted
+    #[arg(long)]
+    audit: bool,
     /// Print one JSON document with the text and the report
     #[arg(long)]
     json: bool,
@@ -42,20 +53,16 @@ pub struct RunArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Shorthands for --set")]
 struct Shorthands {
-    /// model.path: a folder, a .gguf file or the name of an embedded model
-    #[arg(long, value_name = "PATH")]
-    model: Option<String>,
-    /// model.draft: a folder, the name of an embedded head, auto or none
-    #[arg(long, value_name = "PATH")]
-    draft: Option<String>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// kv.budget_blocks = "all": keep every block on the device
     #[arg(long)]
     dense: bool,
     /// sampling.temperature: 0 always takes the likeliest token
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// sampling.top_p: the likeliest tokens that make up this probability
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// sampling.top_k: the K likeliest tokens, 0 for all
     #[arg(long, value_name = "K")]
@@ -66,14 +73,17 @@ struct Shorthands {
 }
 
 impl Shorthands {
+    fn are_absent(&self) -> bool {
+        self.model.is_absent()
+            && !self.dense
+            && self.temperature.is_none()
+            && self.top_p.is_none()
+            && self.top_k.is_none()
+            && self.seed.is_none()
+    }
+
     fn layers(&self) -> CliResult<Vec<Layer>> {
-        let mut layers = Vec::new();
-        for (argument, key, value) in [("--model", "model.path", &self.model), ("--draft", "model.draft", &self.draft)]
-        {
-            if let Some(value) = value {
-                layers.push(shorthand(argument, key, value)?);
-            }
-        }
+        let mut layers = self.model.layers()?;
         if self.dense {
             layers.push(Layer::assignment("--dense", "kv.budget_blocks=all")?);
         }
@@ -106,21 +116,32 @@ struct Document<'a> {
 /// # Errors
 /// When the input is wrong, the device is lost, or Ctrl-C ends the answer (after the report).
 pub fn run(args: &RunArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
-    let prompt = args.prompt.read()?;
+    let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;
+    let tracer = if trace.is_some() { Tracer::recording() } else { Tracer::default() };
+    match args.prompt.read()? {
+        Some(prompt) => answer(args, global, &prompt, &tracer, out)?,
+        None if args.shorthands.are_absent() && !args.json => demo::run(global, &tracer, out)?,
+        None => return Err(PromptArgs::missing()),
+    }
+    trace.map_or(Ok(()), |file| file.write(&tracer))
+}
+
+fn answer(args: &RunArgs, global: &GlobalArgs, prompt: &str, tracer: &Tracer, out: &mut dyn Write) -> CliResult {
     let resolved = resolve(global, args.shorthands.layers()?)?;
     let config = &resolved.config;
     assemble::check_device(config)?;
-    let mut trace = args.trace.as_deref().map(create).transpose()?;
     crate::interrupt::catch();
     let model = assemble::open_model(config)?;
     let text = ModelText::new(&model.checkpoint)?;
-    let tokens = args.prompt.encode(&text, &prompt)?;
-    let tracer = if trace.is_some() { Tracer::recording() } else { Tracer::default() };
-    let executor = assemble::start_executor(&resolved, &model, tracer.clone())?;
+    let tokens = args.prompt.encode(&text, prompt)?;
+    let policies = assemble::build_policies(&resolved, &model)?;
+    let weights = assemble::load_model(config, &model)?;
+    let mut executor = assemble::start_executor(config, weights, policies, tracer.clone())?;
+    let audit = if args.audit { Some(Audit::start(&mut executor)?) } else { None };
     let mut engine = Engine::new(executor, config.engine.max_batch);
     let request = GenerateRequest {
         prompt: tokens,
-        max_new_tokens: args.max_tokens,
+        max_new_tokens: args.max_tokens.get(),
         stop_tokens: if args.ignore_eos { Vec::new() } else { text.stop_tokens() },
         sampling: config.sampling,
     };
@@ -136,7 +157,7 @@ pub fn run(args: &RunArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResul
                 false => out.write_all(piece.as_bytes()).and_then(|()| out.flush()),
             },
         )?;
-    let report = report(&model, &engine, &generation);
+    let report = report(&model, &engine, &generation).with_agreement(audit.and_then(|audit| audit.agreement()));
     if args.json {
         let tokens = generation.tokens.iter().map(|token| token.0).collect();
         let document = Document { text: &generation.text, tokens, finish: generation.finish, report: &report };
@@ -149,24 +170,78 @@ pub fn run(args: &RunArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResul
         writeln!(stderr)?;
         report.write(&mut stderr)?;
     }
-    if let Some(file) = &mut trace {
-        tracer.write_chrome_trace(file)?;
-        file.flush()?;
-    }
     match generation.finish {
         Finish::Interrupted => Err(CliError::Interrupted),
         Finish::Stop | Finish::Length => Ok(()),
     }
 }
 
-fn create(path: &Path) -> CliResult<BufWriter<File>> {
-    let file = File::create(path).map_err(|error| {
-        CliError::Input(format!("--trace {}: expected a file that can be written, found: {error}", path.display()))
-    })?;
-    Ok(BufWriter::new(file))
+/// Compares the predicted with the exact choice of blocks while a request decodes.
+struct Audit {
+    totals: Arc<Mutex<Totals>>,
+    source: Source,
 }
 
-fn report<E: oasis_core::executor::Executor>(model: &Model, engine: &Engine<E>, generation: &Generation) -> RunReport {
+impl Audit {
+    fn start(executor: &mut CpuExecutor) -> CliResult<Self> {
+        let (info, summarizer) = (executor.info().clone(), executor.summarizer());
+        let (Some(budget), Some(summarizer)) = (info.budget_blocks, summarizer) else {
+            return Err(CliError::Input(
+                "--audit: expected sparse decoding, found kv.budget_blocks = \"all\"".to_owned(),
+            ));
+        };
+        let source = match executor.query_source() {
+            Some(QuerySource::Draft) => Source::Draft,
+            Some(QuerySource::Current) => Source::Previous,
+            _ => {
+                return Err(CliError::Input(
+                    "--audit: expected a predictor that looks ahead, found one that is exact by itself".to_owned(),
+                ));
+            }
+        };
+        let geometry = info.geometry;
+        let (meter, totals) = AgreementMeter::new(
+            summarizer,
+            geometry.head_shape(),
+            geometry.layers,
+            geometry.kv_heads,
+            budget,
+            Aggregate::Sum,
+        );
+        executor.set_observer(Some(Box::new(meter)));
+        Ok(Self { totals, source })
+    }
+
+    /// `None` when the context never outgrew the budget.
+    fn agreement(self) -> Option<Agreement> {
+        let totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        totals.per_layer(self.source).and_then(Agreement::of_layers)
+    }
+}
+
+/// A trace that appears under its name only when it is complete.
+struct TraceFile {
+    path: PathBuf,
+    file: NamedTempFile,
+}
+
+impl TraceFile {
+    fn create(path: &Path) -> CliResult<Self> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let file = NamedTempFile::new_in(folder).map_err(|error| {
+            CliError::Input(format!("--trace {}: expected a file that can be written, found: {error}", path.display()))
+        })?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    fn write(mut self, tracer: &Tracer) -> CliResult {
+        tracer.write_chrome_trace(&mut BufWriter::new(&mut self.file))?;
+        self.file.persist(&self.path).map_err(|error| CliError::from(error.error))?;
+        Ok(())
+    }
+}
+
+fn report<E: Executor>(model: &Model, engine: &Engine<E>, generation: &Generation) -> RunReport {
     let executor = engine.executor();
     let draft = model.head.as_ref().map(|head| head.provenance().name);
     RunReport::new(model.checkpoint.provenance().name, draft, executor.info(), &executor.stats(), &generation.facts)

@@ -2,6 +2,7 @@
 
 use crate::error::{CliError, CliResult};
 use crate::eval::meter::{AgreementMeter, Source, Totals};
+use crate::text::columns;
 use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::policy::Aggregate;
@@ -77,7 +78,8 @@ pub fn measure(
 ) -> CliResult<AgreementReport> {
     let geometry = executor.info().geometry;
     let summarizer = executor.summarizer().expect("a sparse executor has a summarizer");
-    let (meter, totals) = AgreementMeter::new(summarizer, geometry.head_shape(), geometry.layers, geometry.kv_heads, budget, aggregate);
+    let (meter, totals) =
+        AgreementMeter::new(summarizer, geometry.head_shape(), geometry.layers, geometry.kv_heads, budget, aggregate);
     executor.set_observer(Some(Box::new(meter)));
     let (mut right, mut guesses) = (0, 0);
     for (index, window) in windows.iter().enumerate() {
@@ -85,7 +87,7 @@ pub fn measure(
             return Err(CliError::Interrupted);
         }
         let request = RequestId::from(index + 1);
-        let state = PromptState::read(model, &window.context, prefill_chunk);
+        let state = PromptState::read(model, &window.context, prefill_chunk, &mut |_, _| ());
         executor.resume(&state, request, window.forced.len(), SamplingParams::default())?;
         for pair in window.forced.windows(2) {
             let rows = [DecodeRow { request, token: pair[0] }];
@@ -111,8 +113,11 @@ pub fn measure(
 }
 
 fn rows_of(totals: &Totals) -> Vec<[f64; 3]> {
-    let columns = [Source::Draft, Source::Previous, Source::Probe].map(|source| totals.per_layer(source).unwrap_or_default());
-    (0..columns[0].len()).map(|layer| [0, 1, 2].map(|column| columns[column].get(layer).copied().unwrap_or(f64::NAN))).collect()
+    let columns =
+        [Source::Draft, Source::Previous, Source::Probe].map(|source| totals.per_layer(source).unwrap_or_default());
+    (0..columns[0].len())
+        .map(|layer| [0, 1, 2].map(|column| columns[column].get(layer).copied().unwrap_or(f64::NAN)))
+        .collect()
 }
 
 /// The report as a table.
@@ -130,11 +135,13 @@ pub fn render(report: &AgreementReport) -> String {
     let cells = |name: String, row: &[f64; 3]| -> Vec<String> {
         std::iter::once(name).chain(row.iter().map(|share| format!("{share:.4}"))).collect()
     };
-    let mut rows = vec![["layer", "draft query", "previous query", "draft of the true token"].map(str::to_owned).to_vec()];
+    let mut rows =
+        vec![["layer", "draft query", "previous query", "draft of the true token"].map(str::to_owned).to_vec()];
     rows.extend(report.layers.iter().enumerate().map(|(layer, row)| cells(layer.to_string(), row)));
     rows.push(cells("mean".to_owned(), &report.mean));
     let least = [0, 1, 2].map(|column| report.layers.iter().map(|row| row[column]).fold(f64::INFINITY, f64::min));
     rows.push(cells("least".to_owned(), &least));
-    text.push_str(&crate::text::table(&rows));
+    text.push_str(&columns(&rows).join("\n"));
+    text.push('\n');
     text
 }

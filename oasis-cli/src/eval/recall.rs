@@ -1,12 +1,13 @@
 //! Recall: exact match of greedy answers, policy by policy, over one prefill of each prompt.
 
-use crate::assemble;
-use crate::cli::GlobalArgs;
+use crate::args::GlobalArgs;
+use crate::assemble::{self, Model};
 use crate::error::{CliError, CliResult};
 use crate::eval::tasks::Task;
 use crate::settings::resolve;
+use crate::text::columns;
 use crate::tokens::ModelText;
-use oasis_core::config::{Layer, Resolved};
+use oasis_core::config::{Config, Layer};
 use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::pipeline::Tracer;
@@ -45,9 +46,14 @@ impl Contender {
         rows.into_iter().map(|(name, settings)| Self { name: name.to_owned(), settings: owned(settings) }).collect()
     }
 
-    fn executor(&self, global: &GlobalArgs, model: &Arc<CpuModel>) -> CliResult<CpuExecutor> {
-        let layers = self.settings.iter().map(|s| Layer::assignment(s, s)).collect::<Result<Vec<_>, _>>()?;
-        assemble::executor(&resolve(global, layers)?, model.clone(), Tracer::default())
+    fn executor(&self, recall: &Recall<'_>) -> CliResult<CpuExecutor> {
+        let mut layers = recall.arguments.to_vec();
+        for setting in &self.settings {
+            layers.push(Layer::assignment(setting, setting)?);
+        }
+        let resolved = resolve(recall.global, layers)?;
+        let policies = assemble::build_policies(&resolved, recall.model)?;
+        assemble::start_executor(&resolved.config, recall.weights.clone(), policies, Tracer::default())
     }
 }
 
@@ -86,8 +92,12 @@ impl Score {
 pub struct Recall<'a> {
     /// Options of the command line, under every contender's own settings.
     pub global: &'a GlobalArgs,
-    /// The model.
-    pub model: Arc<CpuModel>,
+    /// Layers of the command's own arguments.
+    pub arguments: &'a [Layer],
+    /// The opened model.
+    pub model: &'a Model,
+    /// Its weights.
+    pub weights: Arc<CpuModel>,
     /// Its tokenizer and template.
     pub text: ModelText<'a>,
     /// Tokens of one prefill chunk.
@@ -99,10 +109,15 @@ impl Recall<'_> {
     ///
     /// # Errors
     /// When a contender's settings are wrong, a prompt is too long, or a request fails.
-    pub fn run(&self, contenders: &[Contender], tasks: &[&Task], mut progress: impl FnMut(usize)) -> CliResult<Vec<Score>> {
+    pub fn run(
+        &self,
+        contenders: &[Contender],
+        tasks: &[&Task],
+        mut progress: impl FnMut(usize),
+    ) -> CliResult<Vec<Score>> {
         let mut executors = contenders
             .iter()
-            .map(|contender| Ok((contender, contender.executor(self.global, &self.model)?, Score::default())))
+            .map(|contender| Ok((contender, contender.executor(self)?, Score::default())))
             .collect::<CliResult<Vec<_>>>()?;
         for (done, task) in tasks.iter().enumerate() {
             if crate::interrupt::requested() {
@@ -110,14 +125,18 @@ impl Recall<'_> {
             }
             let prompt = self.text.encode_chat(None, task.question())?;
             let answer: Vec<TokenId> = self.text.encode(&task.answer)?;
-            let limit = self.model.spec().max_positions;
+            let limit = self.weights.spec().max_positions;
             if prompt.len() + answer.len() + 1 > limit {
                 return Err(CliError::input(
-                    format!("task {}: expected a context within {limit} tokens, found {} with its answer", task.id, prompt.len() + answer.len() + 1),
+                    format!(
+                        "task {}: expected a context within {limit} tokens, found {} with its answer",
+                        task.id,
+                        prompt.len() + answer.len() + 1
+                    ),
                     "choose shorter tasks with --length",
                 ));
             }
-            let state = PromptState::read(&self.model, &prompt, self.prefill_chunk);
+            let state = PromptState::read(&self.weights, &prompt, self.prefill_chunk, &mut |_, _| ());
             for (contender, executor, score) in &mut executors {
                 let right = answers(executor, &state, &answer, &self.text.stop_tokens())?;
                 score.policy.clone_from(&contender.name);
@@ -156,8 +175,7 @@ fn answers(executor: &mut CpuExecutor, state: &PromptState, expected: &[TokenId]
 }
 
 /// The scores as tables, one a length.
-pub fn render(scores: &[Score], budget: &Resolved) -> String {
-    let config = &budget.config;
+pub fn render(scores: &[Score], config: &Config) -> String {
     let mut text = format!(
         "exact match of greedy answers; budget {} blocks of {} tokens, {} prompts a task and length\n",
         config.kv.budget_blocks,
@@ -184,8 +202,11 @@ pub fn render(scores: &[Score], budget: &Resolved) -> String {
                     .collect(),
             );
         }
+        for line in columns(&rows) {
+            text.push('\n');
+            text.push_str(&line);
+        }
         text.push('\n');
-        text.push_str(&crate::text::table(&rows));
     }
     text
 }

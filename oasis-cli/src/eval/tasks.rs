@@ -47,8 +47,9 @@ pub fn read(file: Option<&Path>) -> CliResult<Vec<Task>> {
         None => ("the embedded tasks".to_owned(), EMBEDDED.to_owned()),
         Some(path) => {
             let name = path.display().to_string();
-            let text = std::fs::read_to_string(path)
-                .map_err(|error| CliError::Input(format!("{name}: expected a readable file of tasks, found: {error}")))?;
+            let text = std::fs::read_to_string(path).map_err(|error| {
+                CliError::Input(format!("{name}: expected a readable file of tasks, found: {error}"))
+            })?;
             (name, text)
         }
     };

@@ -142,3 +142,12 @@ fn a_request_that_never_fits_is_wrong_input() {
     let (result, ..) = run(request(100, &[]), None, 100);
     assert!(matches!(result, Err(CliError::Input(text)) if text.contains("64 tokens")));
 }
+
+#[test]
+fn a_reader_that_leaves_frees_the_device() {
+    let mut engine = Engine::new(Counting::new(None), 1);
+    let mut sink = |_: &str| Err(io::ErrorKind::BrokenPipe.into());
+    let result = generate(&mut engine, &mut Letters::default(), request(9, &[]), &|| false, &mut sink);
+    assert!(matches!(result, Err(CliError::ClosedPipe)));
+    assert!(engine.is_idle() && !engine.executor().held);
+}

@@ -68,9 +68,10 @@ impl Layer {
     /// One `key.path=value` argument; `argument` is how it is shown in messages.
     ///
     /// # Errors
-    /// When there is no `=` or no key.
+    /// When there is no `=`, no key or an empty part of one.
     pub fn assignment(argument: &str, assignment: &str) -> Result<Self, ConfigError> {
-        let Some((key, value)) = assignment.split_once('=').filter(|(key, _)| !key.trim().is_empty()) else {
+        let named = |key: &str| key.trim().split('.').all(|part| !part.is_empty());
+        let Some((key, value)) = assignment.split_once('=').filter(|(key, _)| named(key)) else {
             return Err(ConfigError::new(
                 argument,
                 "key=value, such as selector.fetch_ratio=0.05",
@@ -87,7 +88,7 @@ impl Layer {
             .filter_map(|(name, value)| {
                 let path = name.strip_prefix(ENV_PREFIX)?.to_lowercase();
                 // One without a section is some other setting of ours, such as OASIS_LOG.
-                path.contains("__").then(|| Self {
+                path.find("__").is_some_and(|section| section > 0).then(|| Self {
                     table: nest(&path.split("__").collect::<Vec<_>>(), scalar(&value)),
                     origin: Origin::Env(name),
                 })

@@ -7,7 +7,7 @@ mod schema;
 
 pub use bytes::Bytes;
 pub use error::ConfigError;
-pub use layers::{Layer, Origin, Resolved};
+pub use layers::{ENV_PREFIX, Layer, Origin, Resolved};
 pub use schema::json_schema;
 
 use crate::memory::{StoreSpec, TransportSpec};

@@ -96,7 +96,7 @@ impl<E: Executor> Engine<E> {
             return Err(SubmitError::UnknownToken { token, vocab: info.vocab });
         }
         // The last token is returned but never run.
-        if request.prompt.len() + request.max_new_tokens - 1 > info.max_context {
+        if request.prompt.len().saturating_add(request.max_new_tokens - 1) > info.max_context {
             return Err(SubmitError::TooLong {
                 prompt: request.prompt.len(),
                 max_new_tokens: request.max_new_tokens,
@@ -180,7 +180,8 @@ impl<E: Executor> Engine<E> {
                 // Nothing runs that could give memory back, so waiting would be forever.
                 Admission::Wait { reason } | Admission::Refused { reason } => {
                     self.waiting.pop_front();
-                    self.fail(request, reason, events);
+                    events.push(Event::Refused { request, reason });
+                    self.forget(request);
                 }
             }
         }

@@ -62,6 +62,14 @@ pub enum Event {
         /// Why.
         reason: FinishReason,
     },
+    /// The device or the store is too small for the request, even with nothing else running, or its sampling parameters
+    /// are impossible.
+    Refused {
+        /// Request.
+        request: RequestId,
+        /// What there is too little of, or which parameter is out of range, with the numbers.
+        reason: String,
+    },
     /// The request could not go on.
     Failed {
         /// Request.

@@ -126,6 +126,7 @@ pub enum StoreError {
 ///
 /// Obligations:
 /// - `reserve` is called once a request, before any `put`; running out of space is an answer, not an error.
+/// - Entries are aligned for their element type.
 /// - A block is visible to `fetch` only once its `put` has completed, and is never changed afterwards.
 /// - `release` may be called in any state and any number of times; later reads of the request fail with
 ///   [`StoreError::Missing`], reads in flight keep their memory.

@@ -30,13 +30,14 @@ impl PredictStage {
         Self { geometry, budget, summarizer, predictor, tracer, next }
     }
 
-    pub fn run(&mut self, mut task: PredictTask) {
+    pub fn run(&mut self, mut task: PredictTask) -> bool {
         let start = Instant::now();
         let ranking = guarded(Stage::Predict, || self.rank(&mut task));
         let (layer, step) = (task.layer, task.step);
         let members = task.members.into_iter().map(|member| (member.request, member.summaries)).collect();
         self.tracer.record(Track::Predict, "predict", layer, step, start);
         self.next.send(SelectMessage::Ranked(RankedTask { layer, members, ranking }));
+        true
     }
 
     fn rank(&mut self, task: &mut PredictTask) -> Ranking {

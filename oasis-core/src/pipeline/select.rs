@@ -44,7 +44,8 @@ impl SelectStage {
         Self { kv_heads, cap, selector, tracer, next, waiting: HashMap::new() }
     }
 
-    pub fn run(&mut self, message: SelectMessage) {
+    /// Takes one half of a layer's work; `true` when it was the second and the layer was planned.
+    pub fn run(&mut self, message: SelectMessage) -> bool {
         let layer = match &message {
             SelectMessage::Ranked(task) => task.layer,
             SelectMessage::Resident(task) => task.layer,
@@ -53,9 +54,11 @@ impl SelectStage {
             (Some(SelectMessage::Ranked(ranked)), SelectMessage::Resident(resident))
             | (Some(SelectMessage::Resident(resident)), SelectMessage::Ranked(ranked)) => {
                 self.join(ranked, resident);
+                true
             }
             (_, message) => {
                 self.waiting.insert(layer, message);
+                false
             }
         }
     }
@@ -98,7 +101,7 @@ impl SelectStage {
                 apply(&fill, index, step, resident, &mut member.admissions);
             }
             for head in (0..self.kv_heads).map(KvHead::from) {
-                resident.set.touch(head, want.head(index, head), step);
+                resident.set.touch(head, want.wanted(index, head), step);
             }
             if resident.tail.is_full() {
                 let block = resident.tail.block();
@@ -136,7 +139,7 @@ fn promote(
     if resident.set.head(head).contains(block) {
         return None;
     }
-    let slot = resident.set.promotion_slot(head, want.head(request, head))?;
+    let slot = resident.set.promotion_slot(head, want.wanted(request, head))?;
     resident.set.place(head, Admission { block, slot }, step);
     Some(slot)
 }
@@ -158,9 +161,8 @@ fn apply(
 
 fn count_missing(want: &Ranking, request: usize, resident: &Resident) -> usize {
     let missing = |head: KvHead| {
-        let mut blocks: Vec<_> = resident.set.head(head).blocks.iter().flatten().collect();
-        blocks.sort_unstable();
-        want.head(request, head).iter().filter(|w| blocks.binary_search(&&w.block).is_err()).count()
+        let residents = resident.set.head(head).residents();
+        want.head(request, head).iter().filter(|w| !residents.contains(w.block)).count()
     };
     (0..want.kv_heads()).map(|head| missing(KvHead::from(head))).sum()
 }

@@ -93,16 +93,21 @@ pub(super) struct Worker<T> {
 }
 
 impl<T: Send + 'static> Worker<T> {
-    /// Starts a thread that runs `work` on every task in order.
-    pub fn start(stage: Stage, meter: Arc<Meter>, mut work: impl FnMut(T) + Send + 'static) -> std::io::Result<Self> {
+    /// Starts a thread that runs `work` on every message in order; it says whether that did a task of the stage.
+    pub fn start(
+        stage: Stage,
+        meter: Arc<Meter>,
+        mut work: impl FnMut(T) -> bool + Send + 'static,
+    ) -> std::io::Result<Self> {
         let (sender, tasks) = channel::<T>();
         let queue = Queue { stage, sender, meter: meter.clone() };
         let thread = std::thread::Builder::new().name(format!("oasis-{}", stage.name())).spawn(move || {
             for task in tasks {
                 meter.dequeued(stage);
                 let start = Instant::now();
-                work(task);
-                meter.ran(stage, start.elapsed());
+                if work(task) {
+                    meter.ran(stage, start.elapsed());
+                }
             }
         })?;
         Ok(Self { queue: Some(queue), thread: Some(thread) })

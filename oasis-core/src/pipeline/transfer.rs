@@ -83,6 +83,12 @@ impl Offload {
     }
 }
 
+/// Runs an operation of the store, turning its panic into an error.
+fn guarded_read_write<T>(operation: &'static str, f: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    guarded(Stage::Transfer, f)
+        .unwrap_or_else(|panic| Err(StoreError::Medium { operation, problem: panic.to_string() }))
+}
+
 pub(super) struct TransferStage {
     geometry: KvGeometry,
     transport: Box<dyn Transport>,
@@ -105,17 +111,23 @@ impl TransferStage {
         Ok(Self { geometry, transport, store, home, tracer, runtime })
     }
 
-    pub fn run(&mut self, message: TransferMessage) {
+    /// Runs one message; `true` when it was a layer of a decode step.
+    pub fn run(&mut self, message: TransferMessage) -> bool {
         match message {
-            TransferMessage::Transfer(task) => self.transfer(task),
+            TransferMessage::Transfer(task) => {
+                self.transfer(task);
+                return true;
+            }
             // A caller that no longer listens has given the request up.
             TransferMessage::Offload { blocks, reply } => {
-                drop(reply.send(guarded_store("put", || self.offload(&blocks))));
+                drop(reply.send(guarded_read_write("put", || self.offload(&blocks))));
             }
             TransferMessage::Fetch { keys, reply } => {
-                drop(reply.send(guarded_store("fetch", || self.runtime.block_on(self.store.fetch(&keys)))));
+                let fetch = || self.runtime.block_on(self.store.fetch(&keys));
+                drop(reply.send(guarded_read_write("fetch", fetch)));
             }
         }
+        false
     }
 
     fn offload(&self, blocks: &OffloadBlocks) -> Result<(), StoreError> {
@@ -140,10 +152,12 @@ impl TransferStage {
                 member.error = Some(error);
             }
         }
-        if self.guarded_gather(layer, &mut members).is_err() {
+        if self.gather_guarded(layer, &mut members).is_err() {
             // One request's fault must not end the others: find out whose it is.
             for member in members.iter_mut().filter(|m| m.error.is_none()) {
-                member.error = self.guarded_gather(layer, std::slice::from_mut(member)).err();
+                if let Err(error) = self.gather_guarded(layer, std::slice::from_mut(member)) {
+                    member.error = Some(error);
+                }
             }
         }
         let members = members.into_iter().map(|m| Returned {
@@ -168,8 +182,8 @@ impl TransferStage {
         }
         let block = resident.tail.block();
         let write = BlockWrite { block, bytes: bytemuck::cast_slice(resident.tail.entries()) };
-        let put = self.runtime.block_on(self.store.put(member.request, layer, &[write]));
-        put.map_err(|error| StageError::Transfer(error.to_string()))?;
+        (self.runtime.block_on(self.store.put(member.request, layer, &[write])))
+            .map_err(|error| StageError::Transfer(error.to_string()))?;
         for &(head, slot) in &member.promotions {
             resident.copy_tail_to(head, slot);
         }
@@ -185,10 +199,9 @@ impl TransferStage {
         Ok(())
     }
 
-    /// Gathers; a panic of store or transport is an error like any other.
-    fn guarded_gather(&mut self, layer: LayerId, members: &mut [TransferMember]) -> Result<(), StageError> {
-        let gathered = guarded(Stage::Transfer, || self.gather(layer, members))?;
-        gathered.map_err(|error| StageError::Transfer(format!("{error:#}")))
+    fn gather_guarded(&mut self, layer: LayerId, members: &mut [TransferMember]) -> Result<(), StageError> {
+        guarded(Stage::Transfer, || self.gather(layer, members))?
+            .map_err(|error| StageError::Transfer(format!("{error:#}")))
     }
 
     fn gather(&mut self, layer: LayerId, members: &mut [TransferMember]) -> anyhow::Result<()> {
@@ -220,10 +233,4 @@ impl TransferStage {
         }
         self.runtime.block_on(self.transport.gather(&mut copies))
     }
-}
-
-/// Runs a store operation; a panic of the store is an error like any other.
-fn guarded_store<T>(operation: &'static str, f: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
-    guarded(Stage::Transfer, f)
-        .unwrap_or_else(|panic| Err(StoreError::Medium { operation, problem: panic.to_string() }))
 }

@@ -20,7 +20,7 @@ pub mod store;
 pub mod summarizer;
 pub mod transport;
 
-pub use random::{Random, cases, for_all};
+pub use random::{Random, for_all, fuzz_cases};
 
 use crate::memory::{StoreSpec, TransportSpec};
 use crate::policy::{PredictorSpec, SelectorSpec, SummarizerSpec};
@@ -92,3 +92,6 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime for one thread").block_on(future)
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,13 +2,13 @@
 
 use quickcheck::{Arbitrary, Gen};
 
-/// How many random cases a property runs: `OASIS_FUZZ_CASES` where it is set, else `default`.
-pub fn cases(default: u64) -> u64 {
+/// How many cases a test of garbage input runs: `OASIS_FUZZ_CASES` where it is set, else `default`.
+pub fn fuzz_cases(default: u64) -> u64 {
     std::env::var("OASIS_FUZZ_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Runs a property on [`cases`]`(default)` seeds. The seed of a case that panics is printed.
-pub fn for_all(default: u64, mut property: impl FnMut(&mut Random)) {
+/// Runs a property on the seeds below `cases`. The seed of a case that panics is printed.
+pub fn for_all(cases: u64, mut property: impl FnMut(&mut Random)) {
     struct Seed(u64);
     impl Drop for Seed {
         fn drop(&mut self) {
@@ -17,7 +17,7 @@ pub fn for_all(default: u64, mut property: impl FnMut(&mut Random)) {
             }
         }
     }
-    for seed in 0..cases(default) {
+    for seed in 0..cases {
         let seed = Seed(seed);
         property(&mut Random::new(seed.0));
     }

@@ -1,7 +1,7 @@
 //! Transfer plans: which store blocks go to which slots.
 
 use crate::ids::{BlockId, KvHead, SlotId};
-use crate::working_set::{Ranking, WorkingSet};
+use crate::working_set::{BlockSet, Ranking, WorkingSet};
 
 /// A store block that enters a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,15 +92,14 @@ impl TransferPlan {
         cap: usize,
     ) -> Result<(), String> {
         let plan = self.head(request, head);
-        let resident = have.head(head);
-        let mut wanted: Vec<BlockId> = want.head(request, head).iter().map(|w| w.block).collect();
-        wanted.sort_unstable();
+        let slots = have.head(head).blocks;
+        let (wanted, resident) = (want.wanted(request, head), have.head(head).residents());
+        let (mut admitted, mut taken) = (BlockSet::default(), vec![false; slots.len()]);
         if plan.len() > cap {
             return Err(format!("{} admissions, the cap is {cap}", plan.len()));
         }
-        for (i, admission) in plan.iter().enumerate() {
-            let Admission { block, slot } = *admission;
-            if wanted.binary_search(&block).is_err() {
+        for &Admission { block, slot } in plan {
+            if !wanted.contains(block) {
                 return Err(format!("block {block} is admitted but not wanted"));
             }
             if resident.contains(block) {
@@ -109,10 +108,10 @@ impl TransferPlan {
             if slot.index() >= have.slots() {
                 return Err(format!("slot {slot} of {} is named", have.slots()));
             }
-            if let Some(victim) = resident.blocks[slot.index()].filter(|v| wanted.binary_search(v).is_ok()) {
+            if let Some(victim) = slots[slot.index()].filter(|victim| wanted.contains(*victim)) {
                 return Err(format!("slot {slot} is taken from block {victim}, which is wanted"));
             }
-            if plan[..i].iter().any(|p| p.block == block || p.slot == slot) {
+            if !admitted.insert(block) || std::mem::replace(&mut taken[slot.index()], true) {
                 return Err(format!("block {block} or slot {slot} is named twice"));
             }
         }

@@ -1,6 +1,7 @@
 //! Ranked blocks and the top-K rule that every executor follows.
 
 use crate::ids::{BlockId, KvHead};
+use crate::working_set::BlockSet;
 use std::cmp::Ordering;
 
 /// A block and the score it was ranked by.
@@ -17,13 +18,19 @@ pub struct RankedBlock {
 pub struct Ranking {
     kv_heads: usize,
     /// `[requests][kv_heads]`
-    heads: Vec<Vec<RankedBlock>>,
+    heads: Vec<HeadRanking>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+struct HeadRanking {
+    ranked: Vec<RankedBlock>,
+    wanted: BlockSet,
 }
 
 impl Ranking {
     /// An empty ranking for `requests` requests of `kv_heads` KV heads.
     pub fn new(requests: usize, kv_heads: usize) -> Self {
-        Self { kv_heads, heads: vec![Vec::new(); requests * kv_heads] }
+        Self { kv_heads, heads: vec![HeadRanking::default(); requests * kv_heads] }
     }
 
     /// KV heads of a request.
@@ -38,12 +45,18 @@ impl Ranking {
 
     /// Wanted blocks of one head, best first.
     pub fn head(&self, request: usize, head: KvHead) -> &[RankedBlock] {
-        &self.heads[request * self.kv_heads + head.index()]
+        &self.heads[request * self.kv_heads + head.index()].ranked
+    }
+
+    /// The wanted blocks of one head, whatever their order.
+    pub fn wanted(&self, request: usize, head: KvHead) -> &BlockSet {
+        &self.heads[request * self.kv_heads + head.index()].wanted
     }
 
     /// Replaces the wanted blocks of one head.
-    pub fn set(&mut self, request: usize, head: KvHead, blocks: Vec<RankedBlock>) {
-        self.heads[request * self.kv_heads + head.index()] = blocks;
+    pub fn set(&mut self, request: usize, head: KvHead, ranked: Vec<RankedBlock>) {
+        let wanted = ranked.iter().map(|r| r.block).collect();
+        self.heads[request * self.kv_heads + head.index()] = HeadRanking { ranked, wanted };
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which block each slot holds and when it was last wanted.
 
 use crate::ids::{BlockId, KvHead, SlotId, Step};
-use crate::working_set::{Admission, RankedBlock};
+use crate::working_set::{Admission, BlockSet};
 
 /// Slots of every KV head of one (request, layer).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,14 +28,17 @@ impl HeadSet<'_> {
         self.blocks.contains(&Some(block))
     }
 
+    /// The resident blocks.
+    pub fn residents(&self) -> BlockSet {
+        self.blocks.iter().copied().flatten().collect()
+    }
+
     /// Slots whose block is not in `want`, free ones first, then least recently wanted; ties by slot.
-    ///
-    /// `want` must be sorted by block.
-    pub fn victims(&self, want: &[BlockId]) -> Vec<SlotId> {
+    pub fn victims(&self, want: &BlockSet) -> Vec<SlotId> {
         let mut victims: Vec<(Option<Step>, SlotId)> = (self.blocks.iter().zip(self.last_selected).enumerate())
             .filter_map(|(slot, (block, &step))| match block {
                 None => Some((None, SlotId::from(slot))),
-                Some(block) if want.binary_search(block).is_err() => Some((Some(step), SlotId::from(slot))),
+                Some(block) if !want.contains(*block) => Some((Some(step), SlotId::from(slot))),
                 Some(_) => None,
             })
             .collect();
@@ -72,13 +75,11 @@ impl WorkingSet {
     }
 
     /// Records that `step` wanted the resident ones of `want`.
-    pub fn touch(&mut self, head: KvHead, want: &[RankedBlock], step: Step) {
-        let mut wanted: Vec<BlockId> = want.iter().map(|w| w.block).collect();
-        wanted.sort_unstable();
-        let start = head.index() * self.slots;
-        for slot in start..start + self.slots {
-            if self.blocks[slot].is_some_and(|block| wanted.binary_search(&block).is_ok()) {
-                self.last_selected[slot] = step;
+    pub fn touch(&mut self, head: KvHead, want: &BlockSet, step: Step) {
+        let range = head.index() * self.slots..(head.index() + 1) * self.slots;
+        for (block, last) in self.blocks[range.clone()].iter().zip(&mut self.last_selected[range]) {
+            if block.is_some_and(|block| want.contains(block)) {
+                *last = step;
             }
         }
     }
@@ -92,10 +93,8 @@ impl WorkingSet {
 
     /// Slot that a just completed tail block is promoted to: a free one, else the least recently wanted of those whose
     /// block is not in `want`; `None` when every resident is wanted and `block` is not, so that it stays in the store.
-    pub fn promotion_slot(&self, head: KvHead, want: &[RankedBlock]) -> Option<SlotId> {
-        let mut wanted: Vec<BlockId> = want.iter().map(|w| w.block).collect();
-        wanted.sort_unstable();
-        self.head(head).victims(&wanted).first().copied()
+    pub fn promotion_slot(&self, head: KvHead, want: &BlockSet) -> Option<SlotId> {
+        self.head(head).victims(want).first().copied()
     }
 }
 
@@ -116,16 +115,14 @@ mod tests {
     #[test]
     fn victims_are_free_slots_then_least_recently_wanted() {
         let set = set(&[Some(7), None, Some(3), Some(9), Some(1)], &[5, 0, 2, 2, 4]);
-        let victims = set.head(KvHead(0)).victims(&[BlockId(1)]);
+        let victims = set.head(KvHead(0)).victims(&[BlockId(1)].into_iter().collect());
         assert_eq!(victims, [SlotId(1), SlotId(2), SlotId(3), SlotId(0)]);
     }
 
     #[test]
     fn a_completed_block_stays_out_when_every_resident_is_wanted() {
         let set = set(&[Some(0), Some(1)], &[3, 3]);
-        let want = |blocks: &[u32]| -> Vec<RankedBlock> {
-            blocks.iter().map(|&b| RankedBlock { block: BlockId(b), score: 0.0 }).collect()
-        };
+        let want = |blocks: &[u32]| -> BlockSet { blocks.iter().map(|&b| BlockId(b)).collect() };
         assert_eq!(set.promotion_slot(KvHead(0), &want(&[0, 1])), None);
         assert_eq!(set.promotion_slot(KvHead(0), &want(&[2, 1])), Some(SlotId(0)));
     }
@@ -133,7 +130,7 @@ mod tests {
     #[test]
     fn touch_marks_only_wanted_residents() {
         let mut set = set(&[Some(4), Some(6)], &[1, 1]);
-        set.touch(KvHead(0), &[RankedBlock { block: BlockId(6), score: 0.0 }], Step(9));
+        set.touch(KvHead(0), &[BlockId(6)].into_iter().collect(), Step(9));
         assert_eq!(set.head(KvHead(0)).last_selected, [Step(1), Step(9)]);
     }
 }

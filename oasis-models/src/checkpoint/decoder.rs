@@ -1,7 +1,7 @@
 //! The tensors of a whole decoder, by the names of Hugging Face or of GGUF.
 
-use super::error::{CheckpointError, Result};
 use super::load::{Loader, Part, RowOrder};
+use crate::format::error::{CheckpointError, Result};
 use crate::spec::{DecoderSpec, MoeSpec};
 use crate::weights::{AttentionWeights, DecoderWeights, GatedMlp, LayerWeights, Matrix, Mlp};
 

@@ -1,12 +1,12 @@
 //! EAGLE-3 draft heads: config.json and safetensors in the public layout (SafeAILab/EAGLE, SpecForge, SGLang).
 
-use super::Provenance;
-use super::config::{ConfigMap, check_heads, limits, parse_object, rope::parse_rope};
-use super::error::{CheckpointError, Result};
+use super::config::{check_heads, limits, rope::parse_rope};
 use super::load::{Loader, Part, Precision, Progress};
 use super::source::Source;
-use super::table::TensorTable;
 use crate::draft::{Eagle3Head, Eagle3Spec, Eagle3Weights};
+use crate::format::error::{CheckpointError, Result};
+use crate::format::map::{ConfigMap, parse_object};
+use crate::format::table::{Provenance, TensorTable};
 use crate::spec::DecoderSpec;
 use crate::weights::{AttentionWeights, GatedMlp};
 
@@ -184,7 +184,8 @@ impl HeadCheckpoint {
             Some(taps) if taps[2] >= target.layers => {
                 return mismatch("tapped layers", format!("inputs of {} layers", target.layers), format!("{taps:?}"));
             }
-            Some(taps) if taps != default => tracing::warn!(
+            // A target of so few layers that the default repeats one has no default.
+            Some(taps) if taps != default && default.is_sorted_by(|a, b| a < b) => tracing::warn!(
                 head = %self.name,
                 ?taps,
                 ?default,

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::bytes::Bytes;
-use super::config::{ConfigMap, parse_config, parse_generation_eos, parse_object};
+use super::config::{parse_config, parse_generation_eos};
 use super::embedded::File;
-use super::error::{CheckpointError, Result};
-use super::safetensors::SINGLE;
-use super::table::TensorTable;
+use crate::format::bytes::Bytes;
+use crate::format::error::{CheckpointError, Result};
+use crate::format::map::{ConfigMap, parse_object};
+use crate::format::safetensors::SINGLE;
+use crate::format::table::TensorTable;
 use crate::spec::DecoderSpec;
 use crate::tokenizer::{ChatTemplate, Tokenizer, token_text};
 

@@ -6,9 +6,9 @@ use std::collections::HashSet;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use super::dtype::Dtype;
-use super::error::{CheckpointError, Result};
-use super::table::{Entry, TensorTable};
+use crate::format::dtype::Dtype;
+use crate::format::error::{CheckpointError, Result};
+use crate::format::table::{Entry, TensorTable};
 use crate::weights::{Matrix, MatrixData};
 
 /// In which precision matrices are kept. Vectors (norms, biases) are always f32.

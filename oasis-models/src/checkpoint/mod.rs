@@ -3,48 +3,32 @@
 //! [`open`] reads configuration, tokenizer and tensor tables; [`Checkpoint::load_weights`] reads the weights. Nothing
 //! is allocated from a length that was not first checked against the file's size.
 
-mod bytes;
 mod config;
 mod decoder;
-mod dtype;
 mod eagle3;
 mod embedded;
-mod error;
 mod folder;
 mod gguf;
 mod load;
-mod safetensors;
 mod source;
-mod table;
 
+pub use crate::format::dtype::Dtype;
+pub use crate::format::error::{CheckpointError, Problem, Result};
+pub use crate::format::table::Provenance;
 pub use config::parse_config;
-pub use dtype::Dtype;
 pub use eagle3::{HeadCheckpoint, open_head};
-pub use error::{CheckpointError, Problem, Result};
 pub use load::{Precision, Progress};
 pub use source::{EMBEDDED_HEADS, EMBEDDED_MODELS};
 
-pub(crate) use config::{ConfigMap, parse_object};
-pub(crate) use gguf::Gguf;
-
+use crate::format::bytes;
+use crate::format::gguf::Gguf;
+use crate::format::table::TensorTable;
 use crate::spec::DecoderSpec;
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use crate::weights::DecoderWeights;
 use decoder::{Naming, load_decoder};
 use load::Loader;
 use source::Source;
-use table::TensorTable;
-
-/// Where a checkpoint came from, for logs and result files.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Provenance {
-    /// The name or path it was opened by.
-    pub name: String,
-    /// Size of all weight files, bytes.
-    pub file_bytes: u64,
-    /// Element type that most of the stored bytes have: "BF16", "Q4_1".
-    pub dtype: &'static str,
-}
 
 /// An opened checkpoint: everything but the weights.
 #[derive(Debug)]

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::bytes::Bytes;
 use super::embedded;
-use super::error::{CheckpointError, Result};
 use super::folder::Folder;
+use crate::format::bytes::Bytes;
+use crate::format::error::{CheckpointError, Result};
 
 /// Names of the models inside the binary.
 pub const EMBEDDED_MODELS: [&str; 1] = ["oasis-tiny"];

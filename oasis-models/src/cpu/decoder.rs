@@ -1,11 +1,12 @@
 //! The decoder's arithmetic apart from attention over the cache.
 
-use crate::cpu::kernels::{rms_norm, rms_norm_heads, swiglu};
+use crate::cpu::kernels::{rms_norm, rms_norm_heads};
 use crate::cpu::linear::{Regime, linear};
+use crate::cpu::mlp::gated_mlp;
 use crate::cpu::moe;
 use crate::cpu::rope::{RotaryEmbedding, Rotation};
 use crate::spec::DecoderSpec;
-use crate::weights::{AttentionWeights, DecoderWeights, GatedMlp, LayerWeights, Matrix, MatrixData, Mlp};
+use crate::weights::{AttentionWeights, DecoderWeights, LayerWeights, Matrix, MatrixData, Mlp};
 use oasis_core::ids::TokenId;
 
 /// A decoder's shape, weights and rotary table.
@@ -120,17 +121,6 @@ pub(super) fn project_qkv(
     }
     rotation.apply(&mut qkv, width, shape.q_heads + shape.kv_heads);
     qkv
-}
-
-/// `y (+)= down(silu(gate x) * up x)` for every row.
-pub(super) fn gated_mlp(regime: Regime, mlp: &GatedMlp, x: &[f32], y: &mut [f32], accumulate: bool) {
-    let rows = x.len() / mlp.gate_up.cols;
-    let inner = mlp.down.cols;
-    let mut gate_up = vec![0.0; rows * 2 * inner];
-    linear(regime, &mlp.gate_up, None, x, &mut gate_up, false);
-    let mut activated = vec![0.0; rows * inner];
-    swiglu(&gate_up, inner, &mut activated);
-    linear(regime, &mlp.down, None, &activated, y, accumulate);
 }
 
 /// Embeddings of tokens, `[tokens][hidden]`.

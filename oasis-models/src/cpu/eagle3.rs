@@ -1,8 +1,9 @@
 //! The EAGLE-3 head's arithmetic and its own KV cache.
 
-use crate::cpu::decoder::{AttentionShape, embed, gated_mlp, project_qkv};
+use crate::cpu::decoder::{AttentionShape, embed, project_qkv};
 use crate::cpu::kernels::{KvRun, decode_attention, rms_norm};
 use crate::cpu::linear::{Regime, linear, widen};
+use crate::cpu::mlp::gated_mlp;
 use crate::cpu::rope::RotaryEmbedding;
 use crate::draft::{Eagle3Head, Eagle3Weights};
 use crate::weights::Matrix;
@@ -45,6 +46,16 @@ impl DraftCache {
             .map(|(keys, values)| KvRun { keys, values, first_query: 0 })
             .collect()
     }
+}
+
+/// State of a request's draft head.
+#[derive(Clone)]
+pub(super) struct DraftState {
+    pub cache: DraftCache,
+    /// Target taps of the last position, `[3 * target_hidden]`, not yet in the cache: the token after it was not known.
+    pub taps: Vec<f32>,
+    /// Draft logits of the last step, `[draft_vocab]`, and the guess they gave.
+    pub last: Option<(Vec<f32>, TokenId)>,
 }
 
 /// One request's row of a draft step.

@@ -9,7 +9,7 @@ use crate::cpu::request::Request;
 use crate::sampling::Sampler;
 use anyhow::Context;
 use oasis_core::executor::{
-    Admission, DecodeRow, Executor, ExecutorInfo, ExecutorStats, PrefillProgress, RequestError, Sequence,
+    Admission, DecodeRow, Executor, ExecutorInfo, ExecutorStats, PrefillProgress, RequestError, Sequence, TooSmall,
 };
 use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{LayerId, RequestId, TokenId};
@@ -190,6 +190,11 @@ impl CpuExecutor {
         self.paused = paused;
     }
 
+    /// Whose query the predictor ranks by; `None` in dense decoding.
+    pub fn query_source(&self) -> Option<QuerySource> {
+        self.sparse.as_ref().map(|s| s.pipeline.query_source())
+    }
+
     /// The summarizer of sparse decoding, for observers that score queries themselves.
     pub fn summarizer(&self) -> Option<Arc<dyn Summarizer>> {
         self.sparse.as_ref().map(|s| s.summarizer.clone())
@@ -287,7 +292,7 @@ impl CpuExecutor {
     /// executors of the same model.
     ///
     /// # Errors
-    /// When there is no room, or the store fails; the request holds nothing then.
+    /// [`TooSmall`] when there is no room; else when sampling parameters are impossible or the store fails. The request holds nothing then.
     pub fn resume(
         &mut self,
         state: &PromptState,
@@ -295,10 +300,12 @@ impl CpuExecutor {
         max_new_tokens: usize,
         sampling: SamplingParams,
     ) -> anyhow::Result<TokenId> {
+        // Not a matter of room.
+        Sampler::new(sampling)?;
         let sequence = Sequence { request, prompt: state.prompt.clone(), max_new_tokens, sampling };
         match self.admit(sequence)? {
             Admission::Admitted => {}
-            Admission::Wait { reason } | Admission::Refused { reason } => anyhow::bail!(reason),
+            Admission::Wait { reason } | Admission::Refused { reason } => return Err(TooSmall(reason).into()),
         }
         let mut admitted = self.requests.remove(&request).expect("just admitted");
         let context = self.cut_context(admitted.max_blocks);

@@ -7,6 +7,7 @@ mod executor;
 pub mod kernels;
 mod layer_kv;
 mod linear;
+mod mlp;
 mod model;
 mod moe;
 mod observer;

@@ -1,7 +1,7 @@
 //! Mixture of experts: route every row to a few gated MLPs (Qwen3-MoE).
 
-use crate::cpu::decoder::gated_mlp;
 use crate::cpu::linear::{Regime, linear};
+use crate::cpu::mlp::gated_mlp;
 use crate::spec::MoeSpec;
 use crate::weights::{GatedMlp, Matrix};
 

@@ -2,12 +2,11 @@
 //! holds the full KV of one layer only, while the layers before it are on their way to the store.
 
 use crate::cpu::decoder::{AttentionShape, Decoder, embed};
-use crate::cpu::eagle3::DraftHead;
+use crate::cpu::eagle3::{DraftHead, DraftState};
 use crate::cpu::kernels::{PrefillShape, prefill_attention};
 use crate::cpu::layer_kv::LayerKv;
 use crate::cpu::linear::{Regime, widened};
 use crate::cpu::model::CpuModel;
-use crate::cpu::request::DraftState;
 use crate::weights::LayerWeights;
 use oasis_core::ids::{LayerId, TokenId};
 
@@ -138,17 +137,18 @@ pub struct PromptState {
 }
 
 impl PromptState {
-    /// Reads a prompt in chunks of at most `chunk` tokens.
+    /// Reads a prompt in chunks of at most `chunk` tokens; `progress` hears of token-layers done, and of all.
     ///
     /// # Panics
     /// When the prompt is empty, longer than the model's context, or has a token the model does not know.
-    pub fn read(model: &CpuModel, prompt: &[TokenId], chunk: usize) -> Self {
+    pub fn read(model: &CpuModel, prompt: &[TokenId], chunk: usize, progress: &mut dyn FnMut(usize, usize)) -> Self {
         assert!((1..=model.spec().max_positions).contains(&prompt.len()), "a prompt has 1 to max_positions tokens");
         let (decoder, draft) = (&model.decoder, model.draft.as_ref());
         let mut prefill = Prefill::new(decoder, draft, prompt);
         let mut layers = Vec::with_capacity(decoder.spec.layers);
         while !prefill.is_done(decoder) {
             layers.extend(prefill.advance(decoder, draft, chunk).map(|(_, kv)| kv));
+            progress(prefill.done(), decoder.spec.layers * prompt.len());
         }
         let draft = draft.map(|head| prefill.draft_state(head, decoder, prompt, prompt.len()));
         Self { prompt: prompt.to_vec(), layers, logits: prefill.logits(decoder), draft }

@@ -1,6 +1,6 @@
 //! What the executor holds for one request.
 
-use crate::cpu::eagle3::DraftCache;
+use crate::cpu::eagle3::DraftState;
 use crate::cpu::prefill::Prefill;
 use crate::sampling::Sampler;
 use oasis_core::geometry::KvFootprint;
@@ -46,14 +46,4 @@ impl Request {
     pub fn finish_offloads(&mut self) -> Result<(), StoreError> {
         self.offloads.drain(..).map(Offload::wait).fold(Ok(()), Result::and)
     }
-}
-
-/// State of a request's draft head.
-#[derive(Clone)]
-pub(super) struct DraftState {
-    pub cache: DraftCache,
-    /// Target taps of the last position, `[3 * target_hidden]`, not yet in the cache: the token after it was not known.
-    pub taps: Vec<f32>,
-    /// Draft logits of the last step, `[draft_vocab]`, and the guess they gave.
-    pub last: Option<(Vec<f32>, TokenId)>,
 }

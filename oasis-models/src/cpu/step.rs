@@ -181,7 +181,7 @@ impl CpuExecutor {
         let row = |index: usize| &qkv[index * shape.qkv_width()..][..shape.qkv_width()];
 
         self.observe(step, layer, members, &|index| shape.split(row(index)).0);
-        let source = self.sparse.as_ref().map(|s| s.pipeline.query_source());
+        let source = self.query_source();
         if source == Some(QuerySource::Exact) {
             // The working set must hold this step's own choice before its attention: nothing to hide behind.
             let chosen: Vec<bool> =

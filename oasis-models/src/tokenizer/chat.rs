@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter};
 
 use super::strftime::strftime;
-use crate::checkpoint::{CheckpointError, Result};
+use crate::format::error::{CheckpointError, Result};
 
 /// Steps that a template may take: far above real templates, low enough that a hostile one ends within a second.
 const FUEL: u64 = 20_000_000;

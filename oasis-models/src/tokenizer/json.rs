@@ -3,7 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::Tokenizer;
-use crate::checkpoint::{CheckpointError, ConfigMap, Result, parse_object};
+use crate::format::error::{CheckpointError, Result};
+use crate::format::map::{ConfigMap, parse_object};
 
 impl Tokenizer {
     /// Builds the tokenizer of a tokenizer.json; `file` names it in messages, `settings` is tokenizer_config.json.

@@ -11,7 +11,7 @@ pub use stream::TextStream;
 
 pub(crate) use json::token_text;
 
-use crate::checkpoint::{CheckpointError, Result};
+use crate::format::error::{CheckpointError, Result};
 
 /// A tokenizer of either origin.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Text of a growing token sequence, without ever showing half a character.
 
 use super::Tokenizer;
-use crate::checkpoint::Result;
+use crate::format::error::Result;
 
 /// What an incomplete UTF-8 sequence at the end decodes to.
 const INCOMPLETE: char = '\u{FFFD}';

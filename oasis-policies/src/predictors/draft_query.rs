@@ -5,7 +5,8 @@ use oasis_core::policy::{Aggregate, Predictor, PredictorSpec, QuerySource, SpecE
 use serde::{Deserialize, Serialize};
 
 /// Ranks blocks by the query of the draft token, which runs beside the normal one: its query is close to that of the
-/// step to come, whose blocks can so be fetched while this step still computes (paper, section 4.1).
+/// step to come, whose blocks can so be fetched while this step still computes (the
+/// paper's look-ahead prediction).
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DraftQuery {

@@ -5,7 +5,8 @@ use oasis_core::policy::{DeviceCode, SelectBatch, Selector, SelectorSpec, SpecEr
 use oasis_core::working_set::TransferPlan;
 use serde::{Deserialize, Serialize};
 
-/// Admits the best-ranked misses, at most `C = max(1, floor(fetch_ratio * K))` a KV head and step (paper, section 4.2.1).
+/// Admits the best-ranked misses, at most `C = max(1, floor(fetch_ratio * K))` a KV head and step (the
+/// paper's capped eviction policy, measured in its section 5.5).
 ///
 /// What the cap defers stays wanted and enters later, unless its rank falls: the link's load is bounded whatever the
 /// queries do.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 const DEVICE_CODE: DeviceCode = DeviceCode { name: "quest.cuh", source: include_str!("quest.cuh") };
 
 /// Row 0 is the coordinate-wise maximum of a block's keys, row 1 the minimum; the score `sum_d max(q_d max_d, q_d
-/// min_d)` is an upper bound of `q . k` over the block (Quest, arXiv 2406.10774, section 3.2).
+/// min_d)` is an upper bound of `q . k` over the block (Quest, arXiv 2406.10774).
 ///
 /// A product with the maximum is the larger one where `q_d` is positive, one with the minimum where it is negative, so
 /// the score is linear in `[max(q, 0); min(q, 0)]`. A NaN coordinate of one key or query is passed over.

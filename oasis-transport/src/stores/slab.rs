@@ -112,7 +112,7 @@ mod tests {
         drop(lease);
         let again = [slab.block(&[3; 100]), slab.block(&[3; 100])];
         assert!(again.iter().any(|b| b.bytes().as_ptr() == address));
-        assert!(again.iter().all(|b| b.bytes() == [3; 100] && b.bytes().as_ptr() as usize % 64 == 0));
+        assert!(again.iter().all(|b| b.bytes() == [3; 100] && b.bytes().as_ptr().cast::<Line>().is_aligned()));
     }
 
     #[test]

@@ -1,12 +1,11 @@
 //! config.json of the supported families to a [`DecoderSpec`].
 
-pub(crate) mod map;
 pub(crate) mod rope;
 mod unsupported;
 
-pub(crate) use map::{ConfigMap, parse_object};
+use crate::format::map::{ConfigMap, parse_object};
 
-use super::error::{CheckpointError, Result};
+use crate::format::error::{CheckpointError, Result};
 use crate::spec::{DecoderSpec, MoeSpec};
 
 /// Bounds on what a config may claim, far above any real model, so that products of sizes cannot overflow.

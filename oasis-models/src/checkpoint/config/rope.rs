@@ -2,8 +2,8 @@
 //!
 //! Formulas: transformers `modeling_rope_utils.py`.
 
-use super::map::ConfigMap;
-use crate::checkpoint::error::{CheckpointError, Result};
+use crate::format::error::{CheckpointError, Result};
+use crate::format::map::ConfigMap;
 use crate::spec::{RopeScaling, RopeSpec};
 
 const MAX_POSITIONS: usize = 1 << 30;

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::map::ConfigMap;
-use crate::checkpoint::error::Result;
+use crate::format::error::Result;
+use crate::format::map::ConfigMap;
 
 /// Keys that scale or cap something; harmless when absent, `null`, `false` or 1.
 const SCALES: [&str; 10] = [

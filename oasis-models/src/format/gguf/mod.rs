@@ -3,7 +3,6 @@
 mod cursor;
 pub(crate) mod quant;
 mod reader;
-mod spec;
 mod value;
 
 pub(crate) use reader::Gguf;

@@ -3,7 +3,7 @@
 use serde_json::{Number, Value};
 
 use super::cursor::Cursor;
-use crate::checkpoint::error::{CheckpointError, Result};
+use crate::format::error::{CheckpointError, Result};
 
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;

@@ -11,6 +11,17 @@ use super::error::{CheckpointError, Result};
 /// Bytes of one positioned read, at least one row: what a read needs beside the tensor itself.
 const CHUNK_BYTES: usize = 4 << 20;
 
+/// Where a checkpoint came from, for logs and result files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Provenance {
+    /// The name or path it was opened by.
+    pub name: String,
+    /// Size of all weight files, bytes.
+    pub file_bytes: u64,
+    /// Element type that most of the stored bytes have: "BF16", "Q4_1".
+    pub dtype: &'static str,
+}
+
 /// Where a tensor lies and what it holds.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {

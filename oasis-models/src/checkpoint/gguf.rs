@@ -1,8 +1,9 @@
 //! GGUF metadata to a [`DecoderSpec`].
 
-use super::reader::Gguf;
-use crate::checkpoint::config::{ConfigMap, check_heads, limits, rope};
-use crate::checkpoint::error::{CheckpointError, Result};
+use crate::checkpoint::config::{check_heads, limits, rope};
+use crate::format::error::{CheckpointError, Result};
+use crate::format::gguf::Gguf;
+use crate::format::map::ConfigMap;
 use crate::spec::{DecoderSpec, MoeSpec, RopeScaling, RopeSpec};
 
 const EOS_KEYS: [&str; 3] =

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::checkpoint::error::{CheckpointError, Result};
+use crate::format::error::{CheckpointError, Result};
 
 /// A JSON object and the name of the file it came from.
 #[derive(Debug, Clone)]

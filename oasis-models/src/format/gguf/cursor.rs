@@ -1,7 +1,7 @@
 //! Sequential little-endian reads with every length checked against the file before anything is allocated.
 
-use crate::checkpoint::bytes::Bytes;
-use crate::checkpoint::error::{CheckpointError, Result};
+use crate::format::bytes::Bytes;
+use crate::format::error::{CheckpointError, Result};
 
 const WINDOW: usize = 256 << 10;
 

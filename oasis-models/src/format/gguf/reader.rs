@@ -6,11 +6,11 @@ use serde_json::{Map, Value};
 
 use super::cursor::Cursor;
 use super::value::{Array, MetaValue, read_value};
-use crate::checkpoint::bytes::Bytes;
-use crate::checkpoint::config::ConfigMap;
-use crate::checkpoint::dtype::Dtype;
-use crate::checkpoint::error::{CheckpointError, Result};
-use crate::checkpoint::table::{Entry, TensorTable};
+use crate::format::bytes::Bytes;
+use crate::format::dtype::Dtype;
+use crate::format::error::{CheckpointError, Result};
+use crate::format::map::ConfigMap;
+use crate::format::table::{Entry, TensorTable};
 
 const MAX_KEYS: u64 = 1 << 16;
 const MAX_TENSORS: u64 = 1 << 20;

@@ -6,9 +6,9 @@ use safetensors::Dtype as FileDtype;
 use safetensors::tensor::Metadata;
 
 use super::bytes::Bytes;
-use super::config::parse_object;
 use super::dtype::Dtype;
 use super::error::{CheckpointError, Result};
+use super::map::parse_object;
 use super::table::{Entry, TensorTable};
 
 /// Name of an unsharded file.

@@ -1,0 +1,3 @@
+//! Benchmarks: each figure beside its floor.
+
+pub mod cpu;

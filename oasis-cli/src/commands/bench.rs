@@ -1,0 +1,85 @@
+//! `oasis bench`: speed, each figure beside its floor.
+
+use crate::args::GlobalArgs;
+use crate::args::ModelArgs;
+use crate::assemble;
+use crate::bench::cpu;
+use crate::error::{CliError, CliResult};
+use crate::eval::tasks;
+use crate::settings::resolve;
+use crate::tokens::ModelText;
+use clap::{Args, Subcommand};
+use oasis_core::ids::TokenId;
+use std::io::Write;
+
+/// Arguments of `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    target: Target,
+}
+
+#[derive(Debug, Subcommand)]
+enum Target {
+    /// Prefill and decode steps of the CPU executor: dense, sparse, sparse with its stages paused
+    Cpu(CpuArgs),
+}
+
+#[derive(Debug, Args)]
+struct CpuArgs {
+    /// Prompt tokens
+    #[arg(long, value_name = "TOKENS", default_value_t = 8000)]
+    context: usize,
+    /// Decode steps of each mode
+    #[arg(long, value_name = "N", default_value_t = 48)]
+    steps: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// When the input is wrong, a request fails, or Ctrl-C ends the measurement.
+pub fn run(args: &BenchArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
+    crate::interrupt::catch();
+    let Target::Cpu(args) = &args.target;
+    let resolved = resolve(global, args.model.layers()?)?;
+    assemble::check_device(&resolved.config)?;
+    let model = assemble::open_model(&resolved.config)?;
+    let prompt = prompt(&ModelText::new(&model.checkpoint)?, args.context)?;
+    let limit = model.checkpoint.spec().max_positions;
+    // As many steps as are decoded after the prompt, sparse and paused ones on one request.
+    let needed = args.context + 3 * (args.steps + 8) + 2;
+    if args.context == 0 || args.steps == 0 || needed > limit {
+        return Err(CliError::input(
+            format!("expected a context with steps of 1 to {limit} tokens, found {needed}"),
+            "change --context or --steps",
+        ));
+    }
+    let bench = cpu::measure(&resolved, &model, &prompt, args.steps)?;
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &bench)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", cpu::render(&bench))?;
+    }
+    Ok(())
+}
+
+/// `context` tokens of the embedded tasks' text.
+fn prompt(text: &ModelText<'_>, context: usize) -> CliResult<Vec<TokenId>> {
+    let tasks = tasks::read(None)?;
+    let mut tokens = Vec::new();
+    for task in &tasks {
+        if tokens.len() >= context {
+            break;
+        }
+        tokens.extend(text.encode(task.question())?);
+    }
+    tokens.truncate(context);
+    Ok(tokens)
+}
