@@ -32,12 +32,18 @@ pub mod report;
 mod settings;
 mod text;
 mod tokens;
+mod trace;
 
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use error::CliResult;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::process::ExitCode;
+
+/// The command line's definition, for documentation and its tests.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
 
 /// Runs `oasis` on the arguments of the process.
 ///
@@ -80,6 +86,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> CliResult {
         Command::Run(args) => commands::run::run(args, &cli.global, out),
         Command::Eval(args) => commands::eval::run(args, &cli.global, out),
         Command::Bench(args) => commands::bench::run(args, &cli.global, out),
+        Command::Trace(args) => commands::trace::run(args, out),
         Command::List(args) => commands::list::run(args, out),
         Command::Explain(args) => commands::explain::run(args, &cli.global, out),
         Command::Check(args) => commands::check::run(args, &cli.global, out),

@@ -234,3 +234,83 @@ fn version_and_help_are_no_errors() {
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(out.contains("OASIS_<SECTION>__<KEY>"));
 }
+
+/// Spans of two layers and three steps, each stage of a layer under the next layer's attention.
+fn trace() -> String {
+    let mut events = Vec::new();
+    let mut span = |cat: &str, name: &str, layer: u32, step: u32, ts: u32, dur: u32| {
+        events.push(serde_json::json!({
+            "ph": "X", "pid": 1, "tid": 0, "name": name, "cat": cat, "ts": ts, "dur": dur,
+            "args": {"layer": layer, "step": step},
+        }));
+    };
+    span("transfer", "offload", 0, 0, 0, 90);
+    for step in 1..=3 {
+        let start = 1000 * step;
+        span("foreground", "draft head", 0, step, start, 50);
+        for layer in 0..2 {
+            let start = start + 50 + 400 * layer;
+            span("foreground", "wait", layer, step - 1, start, 5);
+            span("foreground", "qkv", layer, step, start + 5, 95);
+            span("foreground", "attention", layer, step, start + 100, 200);
+            span("foreground", "output + mlp", layer, step, start + 300, 100);
+            span("predict", "predict", layer, step, start + 110, 50);
+            span("select", "select", layer, step, start + 310, 20);
+            span("transfer", "transfer", layer, step, start + 400, 40);
+        }
+    }
+    serde_json::json!({"traceEvents": events, "displayTimeUnit": "ms"}).to_string()
+}
+
+#[test]
+fn a_step_of_a_trace_is_drawn() {
+    let folder = tempdir().unwrap();
+    std::fs::write(folder.path().join("t.json"), trace()).unwrap();
+    let (code, middle, err) = run(folder.path(), &["trace", "draw", "t.json", "--title", "a <small> model"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(middle.starts_with("<svg ") && middle.ends_with("</svg>\n"));
+    for text in [
+        "Decode step 2: 2 layers in 1.00 ms, a &lt;small&gt; model",
+        "The stages work 0.22 ms: 64% under the foreground's work on the same layer,",
+        "16% under other layers; the foreground waits 0.01 ms.",
+        "<title>attention, layer 1: 0.200 ms</title>",
+        ">predict</text>",
+    ] {
+        assert!(middle.contains(text), "{text} in {middle}");
+    }
+    let (code, out, err) = run(folder.path(), &["trace", "draw", "t.json", "--step", "3", "-o", "three.svg"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (0, "", ""));
+    assert!(std::fs::read_to_string(folder.path().join("three.svg")).unwrap().contains("Decode step 3"));
+}
+
+#[test]
+fn what_cannot_be_drawn_is_wrong_input() {
+    let folder = tempdir().unwrap();
+    let prefill = r#"{"ph":"X","cat":"transfer","name":"offload","ts":1,"dur":2,"args":{"layer":0,"step":0}}"#;
+    let files = [
+        ("t.json", trace()),
+        ("text.json", "no JSON".to_owned()),
+        ("other.json", "{\"a\": 1}".to_owned()),
+        ("foreign.json", r#"{"traceEvents": [{"ph": "B", "ts": 1}]}"#.to_owned()),
+        ("prefill.json", format!(r#"{{"traceEvents": [{prefill}]}}"#)),
+    ];
+    for (name, text) in files {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    let cases: [(&[&str], &str); 8] = [
+        (&["none.json"], "none.json: expected a trace"),
+        (&["text.json"], "text.json: expected a trace"),
+        (&["other.json"], "missing field `traceEvents`"),
+        (&["foreign.json"], "found no spans of ours"),
+        (&["prefill.json"], "expected at least one decode step"),
+        (&["t.json", "--step", "0"], "--step: expected a step from 1 to 3, found 0"),
+        (&["t.json", "--step", "4"], "--step: expected a step from 1 to 3, found 4"),
+        (&["t.json", "-o", "no/such/folder.svg"], "--output no/such/folder.svg: expected a file that can be written"),
+    ];
+    for (args, message) in cases {
+        let (code, out, err) = run(folder.path(), &[&["trace", "draw"], args].concat());
+        assert_eq!((code, out.as_str()), (2, ""), "{args:?}: {err}");
+        assert!(err.starts_with("error: ") && err.contains(message), "{args:?}: {err}");
+        assert_eq!(err.matches("error:").count(), 1, "{err}");
+    }
+}

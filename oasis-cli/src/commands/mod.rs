@@ -10,3 +10,4 @@ pub mod explain;
 pub mod list;
 pub mod pull;
 pub mod run;
+pub mod trace;

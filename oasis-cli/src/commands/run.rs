@@ -36,7 +36,7 @@ pub struct RunArgs {
     /// Go on after the model's end-of-text token
     #[arg(long)]
     ignore_eos: bool,
-    /// Write the spans of all stages for chrome://tracing or Perfetto
+    /// Write the spans of all stages, for `oasis trace draw`, chrome://tracing or Perfetto
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Measure how much of each step's exact choice of blocks was predicted
