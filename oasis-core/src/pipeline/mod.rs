@@ -14,7 +14,7 @@ mod trace;
 mod transfer;
 
 pub use metrics::{PipelineMetrics, StageMetrics};
-pub use stage::{Stage, StageError};
+pub use stage::{Stage, StageError, WorkerPriority};
 pub use trace::{Span, Tracer, Track};
 pub use transfer::{Offload, OffloadBlocks};
 
@@ -48,6 +48,8 @@ pub struct PipelineParts {
     pub transport: Box<dyn Transport>,
     /// Holds the full KV.
     pub store: Arc<dyn KvStore>,
+    /// How the workers are scheduled.
+    pub priority: WorkerPriority,
     /// Receives the spans of every stage.
     pub tracer: Tracer,
 }
@@ -142,20 +144,20 @@ impl Pipeline {
         let transfer = {
             let (meter, tracer) = stages();
             let mut stage = TransferStage::new(parts.geometry, parts.transport, parts.store, home, tracer)?;
-            Worker::start(Stage::Transfer, meter, move |message| stage.run(message))?
+            Worker::start(Stage::Transfer, meter, parts.priority, move |message| stage.run(message))?
         };
         let select = {
             let (meter, tracer) = stages();
             let next = transfer.sender();
             let mut stage = SelectStage::new(parts.geometry.kv_heads, parts.budget, parts.selector, tracer, next);
-            Worker::start(Stage::Select, meter, move |message| stage.run(message))?
+            Worker::start(Stage::Select, meter, parts.priority, move |message| stage.run(message))?
         };
         let predict = {
             let (meter, tracer) = stages();
             let next = select.sender();
             let mut stage =
                 PredictStage::new(parts.geometry, parts.budget, parts.summarizer, parts.predictor, tracer, next);
-            Worker::start(Stage::Predict, meter, move |task| stage.run(task))?
+            Worker::start(Stage::Predict, meter, parts.priority, move |task| stage.run(task))?
         };
         let in_flight = vec![false; parts.geometry.layers];
         Ok(Self { query_source, cap, predict, select, transfer, done, in_flight, meter, tracer: parts.tracer })

@@ -34,6 +34,33 @@ impl Stage {
     }
 }
 
+/// How the operating system schedules the workers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WorkerPriority {
+    /// Like every other thread: for stages that only drive a device.
+    #[default]
+    Normal,
+    /// Only on cores that the foreground leaves idle: for stages that compute on the foreground's own cores. Never late
+    /// by much, since a foreground that waits for a layer leaves its cores to the stages.
+    WhenIdle,
+}
+
+impl WorkerPriority {
+    /// Applies to the calling thread; where the system has no such class, the thread stays as it is.
+    fn apply(self) {
+        #[cfg(target_os = "linux")]
+        if self == Self::WhenIdle {
+            use thread_priority::{
+                NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,
+                thread_native_id,
+            };
+            let idle = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
+            // A container may forbid it; the stages then compete like any thread.
+            let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, idle);
+        }
+    }
+}
+
 /// Why a background stage failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StageError {
@@ -97,11 +124,13 @@ impl<T: Send + 'static> Worker<T> {
     pub fn start(
         stage: Stage,
         meter: Arc<Meter>,
+        priority: WorkerPriority,
         mut work: impl FnMut(T) -> bool + Send + 'static,
     ) -> std::io::Result<Self> {
         let (sender, tasks) = channel::<T>();
         let queue = Queue { stage, sender, meter: meter.clone() };
         let thread = std::thread::Builder::new().name(format!("oasis-{}", stage.name())).spawn(move || {
+            priority.apply();
             for task in tasks {
                 meter.dequeued(stage);
                 let start = Instant::now();

@@ -26,6 +26,7 @@ fn parts(budget: usize, cap: usize) -> PipelineParts {
         selector: lru_selector(cap),
         transport: copy_transport(),
         store: Arc::new(MapStore::default()),
+        priority: WorkerPriority::Normal,
         tracer: Tracer::default(),
     }
 }

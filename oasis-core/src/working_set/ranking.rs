@@ -2,7 +2,6 @@
 
 use crate::ids::{BlockId, KvHead};
 use crate::working_set::BlockSet;
-use std::cmp::Ordering;
 
 /// A block and the score it was ranked by.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,25 +64,28 @@ impl Ranking {
 /// Ties go to the lower block; NaN ranks below every number. This order is part of the selection's definition: device
 /// kernels must reproduce it.
 pub fn top_k(scores: &[f32], k: usize) -> Vec<RankedBlock> {
-    let mut ranked: Vec<RankedBlock> =
-        scores.iter().enumerate().map(|(i, &score)| RankedBlock { block: BlockId::from(i), score }).collect();
+    let mut keys: Vec<u64> = scores.iter().enumerate().map(|(block, &score)| rank_key(score, block)).collect();
     if k == 0 {
-        ranked.clear();
-    } else if k < ranked.len() {
-        ranked.select_nth_unstable_by(k - 1, best_first);
-        ranked.truncate(k);
+        keys.clear();
+    } else if k < keys.len() {
+        keys.select_nth_unstable(k - 1);
+        keys.truncate(k);
     }
-    ranked.sort_unstable_by(best_first);
-    ranked
+    keys.sort_unstable();
+    let block = |key: u64| (key & u64::from(u32::MAX)) as usize;
+    keys.into_iter().map(|key| RankedBlock { block: BlockId::from(block(key)), score: scores[block(key)] }).collect()
 }
 
-fn best_first(a: &RankedBlock, b: &RankedBlock) -> Ordering {
-    // -0.0 and 0.0 tie: partial_cmp, not total_cmp.
-    let by_score = match (a.score.is_nan(), b.score.is_nan()) {
-        (false, false) => b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal),
-        (a_nan, b_nan) => a_nan.cmp(&b_nan),
+/// A number that is smaller for a better rank: the score's order in the upper half, the block in the lower.
+fn rank_key(score: f32, block: usize) -> u64 {
+    // -0.0 and 0.0 tie.
+    let bits = (score + 0.0).to_bits();
+    let ascending = match (score.is_nan(), bits >> 31) {
+        (true, _) => 0,
+        (false, 0) => bits | 1 << 31,
+        (false, _) => !bits,
     };
-    by_score.then(a.block.cmp(&b.block))
+    u64::from(!ascending) << 32 | block as u64
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use oasis_core::executor::{
 use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{LayerId, RequestId, TokenId};
 use oasis_core::memory::{KvStore, Reservation, Transport};
-use oasis_core::pipeline::{Pipeline, PipelineParts, Tracer};
+use oasis_core::pipeline::{Pipeline, PipelineParts, Tracer, WorkerPriority};
 use oasis_core::policy::{Predictor, QuerySource, Selector, Summarizer};
 use oasis_core::sampling::SamplingParams;
 use std::collections::BTreeMap;
@@ -147,6 +147,7 @@ impl CpuExecutor {
                 selector,
                 transport,
                 store: parts_store,
+                priority: WorkerPriority::WhenIdle,
                 tracer,
             };
             let pipeline = Pipeline::start(parts).context("starting the pipeline's workers")?;
@@ -274,9 +275,10 @@ impl CpuExecutor {
             let total = decoder.spec.layers * request.prompt.len();
             return Ok(PrefillProgress::Running { done: prefill.done(), total });
         }
-        request.logits = prefill.logits(decoder);
-        let positions = request.prompt.len() + request.max_new_tokens;
-        request.draft = head.map(|head| prefill.draft_state(head, decoder, &request.prompt, positions));
+        let (prompt, positions) = (&request.prompt, request.prompt.len() + request.max_new_tokens);
+        let draft_state = |head| prefill.draft_state(head, decoder, prompt, positions);
+        let (logits, draft) = self.pool.install(|| (prefill.logits(decoder), head.map(draft_state)));
+        (request.logits, request.draft) = (logits, draft);
         request.prefill = None;
         self.begin_decoding(request).map(PrefillProgress::Done)
     }
