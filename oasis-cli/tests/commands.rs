@@ -204,7 +204,7 @@ fn doctor_finds_rather_than_fails() {
 #[test]
 fn an_empty_prompt_is_wrong_input() {
     let folder = tempdir().unwrap();
-    for args in [&["run"][..], &["run", ""], &["run", "-"]] {
+    for args in [&["run", "--dense"][..], &["run", ""], &["run", "-"]] {
         let (code, out, err) = run(folder.path(), args);
         assert_eq!((code, out.as_str()), (2, ""), "{args:?}");
         assert!(err.starts_with("error: the prompt: expected some text, found none\n  hint: "), "{err}");

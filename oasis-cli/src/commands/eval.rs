@@ -15,6 +15,7 @@ use oasis_core::config::{Budget, ConfigError, Layer, Resolved};
 use oasis_core::ids::TokenId;
 use oasis_core::pipeline::Tracer;
 use oasis_core::policy::Aggregate;
+use oasis_models::cpu::{CpuExecutor, Residency};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
@@ -72,6 +73,9 @@ struct AgreementArgs {
     /// Windows of the text, or tasks
     #[arg(long, value_name = "N", default_value_t = 8)]
     windows: usize,
+    /// Decode along the model's own greedy continuation of each window's context
+    #[arg(long, requires = "file")]
+    greedy: bool,
     /// How the query heads of a group are joined
     #[arg(long, value_enum, default_value_t = Join::Sum)]
     aggregate: Join,
@@ -164,7 +168,7 @@ fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write)
     let budget = budget(&resolved)?;
     let model = assemble::open_model(&resolved.config)?;
     let text = ModelText::new(&model.checkpoint)?;
-    let windows = match &args.file {
+    let mut windows = match &args.file {
         Some(path) => text_windows(args, path, &text)?,
         None => task_windows(args, &text)?,
     };
@@ -182,8 +186,15 @@ fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write)
         Join::Sum => Aggregate::Sum,
         Join::Max => Aggregate::Max,
     };
-    let bar = Progress::parts("decoding");
     let chunk = resolved.config.engine.prefill_chunk;
+    if args.greedy {
+        let options = assemble::cpu_options(&resolved.config);
+        let mut dense = CpuExecutor::new(weights.clone(), Residency::Dense, options, Tracer::default())?;
+        for window in &mut windows {
+            window.continue_greedily(&mut dense, &weights, chunk)?;
+        }
+    }
+    let bar = Progress::parts("decoding");
     let total = windows.len() as u64;
     let report = agreement::measure(&mut executor, &weights, &windows, budget, aggregate, chunk, |done| {
         bar.set(done as u64, total);

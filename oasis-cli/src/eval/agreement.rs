@@ -44,6 +44,27 @@ impl Window {
     }
 }
 
+impl Window {
+    /// Replaces the forced tokens by the model's own greedy continuation of the context, read densely.
+    ///
+    /// # Errors
+    /// When the request fails.
+    pub fn continue_greedily(&mut self, dense: &mut CpuExecutor, model: &CpuModel, prefill_chunk: usize) -> CliResult {
+        let request = RequestId(1);
+        let state = PromptState::read(model, &self.context, prefill_chunk, &mut |_, _| ());
+        let mut token = dense.resume(&state, request, self.forced.len(), SamplingParams::default())?;
+        for index in 0..self.forced.len() {
+            self.forced[index] = token;
+            if index + 1 < self.forced.len() {
+                let next = dense.decode(&[DecodeRow { request, token }])?.remove(0);
+                token = next.map_err(|error| CliError::Failure(error.to_string()))?;
+            }
+        }
+        dense.release(request);
+        Ok(())
+    }
+}
+
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AgreementReport {
@@ -61,6 +82,9 @@ pub struct AgreementReport {
     pub layers: Vec<[f64; 3]>,
     /// The same over all layers.
     pub mean: [f64; 3],
+    /// Mean of the draft query where the draft head guessed the next token, and where it did not; absent where there
+    /// was no such step.
+    pub draft_right_and_wrong: [Option<f64>; 2],
 }
 
 /// Measures over `windows`; `executor` decodes sparsely with `draft-query` and admits everything it predicts.
@@ -93,7 +117,9 @@ pub fn measure(
             let rows = [DecodeRow { request, token: pair[0] }];
             let result = executor.decode_with_probes(&rows, &[vec![pair[1]]]).remove(0);
             result.map_err(|error| CliError::Failure(error.to_string()))?;
-            right += usize::from(executor.draft(request).is_some_and(|(_, guess)| guess == pair[1]));
+            let guessed_right = executor.draft(request).is_some_and(|(_, guess)| guess == pair[1]);
+            totals.lock().unwrap_or_else(PoisonError::into_inner).guessed_right = guessed_right;
+            right += usize::from(guessed_right);
             guesses += 1;
         }
         executor.release(request);
@@ -109,6 +135,7 @@ pub fn measure(
         draft_right: right as f64 / guesses.max(1) as f64,
         layers: rows_of(&totals),
         mean: [Source::Draft, Source::Previous, Source::Probe].map(|source| totals.mean(source).unwrap_or(f64::NAN)),
+        draft_right_and_wrong: [Source::DraftRight, Source::DraftWrong].map(|source| totals.mean(source)),
     })
 }
 
@@ -123,14 +150,18 @@ fn rows_of(totals: &Totals) -> Vec<[f64; 3]> {
 /// The report as a table.
 pub fn render(report: &AgreementReport) -> String {
     let (shortest, longest) = (report.contexts.iter().min().unwrap_or(&0), report.contexts.iter().max().unwrap_or(&0));
+    let share = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |share| format!("{share:.4}"));
+    let [right, wrong] = report.draft_right_and_wrong;
     let mut text = format!(
         "top-{} agreement with the true next query ({:?} over the group), {} contexts of {shortest} to {longest} tokens, {} steps\n\
-         the draft head guessed the next token in {:.1}% of the steps\n\n",
+         the draft head guessed the next token in {:.1}% of the steps; agreement {} there, {} elsewhere\n\n",
         report.budget_blocks,
         report.aggregate,
         report.contexts.len(),
         report.steps,
         report.draft_right * 100.0,
+        share(right),
+        share(wrong),
     );
     let cells = |name: String, row: &[f64; 3]| -> Vec<String> {
         std::iter::once(name).chain(row.iter().map(|share| format!("{share:.4}"))).collect()

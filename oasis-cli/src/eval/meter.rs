@@ -14,6 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub enum Source {
     /// The draft token's: the lookahead.
     Draft,
+    /// The draft token's, where it guessed the next token.
+    DraftRight,
+    /// The draft token's, where it did not.
+    DraftWrong,
     /// The normal token's: temporal locality alone.
     Previous,
     /// A probe token's, in a draft row: with the true next token, what a head that is always right would give.
@@ -24,11 +28,16 @@ pub enum Source {
 #[derive(Debug, Clone, Default)]
 pub struct Totals {
     layers: Vec<LayerTotals>,
+    /// Whether the draft token of the step before was the next token, where the caller says so.
+    pub guessed_right: bool,
 }
 
 #[derive(Debug, Clone, Default)]
 struct LayerTotals {
     draft: f64,
+    /// The part of `draft` and of `drafts` in which the draft token was right.
+    right: f64,
+    rights: usize,
     previous: f64,
     probe: f64,
     /// (request, KV head, step) triples: all, those with a draft row, those with a probe row.
@@ -43,6 +52,8 @@ impl Totals {
         let means = self.layers.iter().map(|layer| {
             let (sum, count) = match source {
                 Source::Draft => (layer.draft, layer.drafts),
+                Source::DraftRight => (layer.right, layer.rights),
+                Source::DraftWrong => (layer.draft - layer.right, layer.drafts - layer.rights),
                 Source::Previous => (layer.previous, layer.count),
                 Source::Probe => (layer.probe, layer.probes),
             };
@@ -86,7 +97,8 @@ impl AgreementMeter {
         budget: usize,
         aggregate: Aggregate,
     ) -> (Self, Arc<Mutex<Totals>>) {
-        let totals = Arc::new(Mutex::new(Totals { layers: vec![LayerTotals::default(); layers] }));
+        let totals =
+            Arc::new(Mutex::new(Totals { layers: vec![LayerTotals::default(); layers], guessed_right: false }));
         let before = HashMap::new();
         (Self { summarizer, shape, kv_heads, budget, aggregate, before, totals: totals.clone() }, totals)
     }
@@ -121,6 +133,7 @@ impl StepObserver for AgreementMeter {
         let Some((before, drafted)) = before.filter(|_| view.summaries.blocks() > self.budget) else { return };
         let exact = self.choose(&view.queries[..row], view.summaries);
         let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        let guessed_right = totals.guessed_right;
         let layer = &mut totals.layers[view.layer.index()];
         layer.count += self.kv_heads;
         for (index, queries) in before.chunks_exact(row).enumerate() {
@@ -132,6 +145,10 @@ impl StepObserver for AgreementMeter {
                 1 if drafted => {
                     layer.draft += agreement;
                     layer.drafts += self.kv_heads;
+                    if guessed_right {
+                        layer.right += agreement;
+                        layer.rights += self.kv_heads;
+                    }
                 }
                 _ => {
                     layer.probe += agreement;
