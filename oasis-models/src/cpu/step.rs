@@ -205,8 +205,10 @@ impl CpuExecutor {
             members.iter_mut().map(|member| self.fetch_full_kv(layer, member)).collect();
         let sound: Vec<bool> = members.iter().map(|m| m.error.is_none()).collect();
         if let Some(source) = background {
+            let start = Instant::now();
             let offset = usize::from(source == QuerySource::Draft);
             self.submit(step, layer, members, &sound, &|m| shape.split(row(m.rows.start + offset)).0);
+            self.tracer.record(Track::Foreground, "hand in", layer, step, start);
         }
         let start = Instant::now();
         let views: Vec<AttentionView<'_>> = (members.iter().zip(&full_kv))
@@ -220,7 +222,9 @@ impl CpuExecutor {
         let attended = attend(shape, &views, &qkv);
         self.tracer.record(Track::Foreground, "attention", layer, step, start);
         if background.is_some() {
+            let start = Instant::now();
             self.submit_resident(step, layer, members, &sound);
+            self.tracer.record(Track::Foreground, "hand in", layer, step, start);
         } else if source.is_none() {
             members.iter_mut().for_each(|member| complete_in_place(member, layer, step));
         }
