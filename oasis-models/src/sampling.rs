@@ -138,19 +138,6 @@ pub fn greedy(logits: &[f32]) -> Result<u32, SamplingError> {
     best.map(|(_, id)| id).ok_or(SamplingError::NoCandidate(logits.len()))
 }
 
-/// Makes the tokens in `seen` less likely: positive logits are divided by `penalty`, negative ones multiplied (CTRL,
-/// Keskar et al., 2019). Each token counts once; 1 changes nothing; ids outside `logits` are skipped.
-pub fn penalise_repetition(logits: &mut [f32], seen: &[u32], penalty: f32) {
-    let mut ids = seen.to_vec();
-    ids.sort_unstable();
-    ids.dedup();
-    for id in ids {
-        if let Some(logit) = logits.get_mut(id as usize) {
-            *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,12 +220,5 @@ mod tests {
             let params = SamplingParams { temperature, top_p, ..SamplingParams::default() };
             assert!(matches!(Sampler::new(params), Err(SamplingError::InvalidParameter { .. })));
         }
-    }
-
-    #[test]
-    fn repetition_penalty_moves_logits_down_once() {
-        let mut logits = [2.0, -2.0, 1.0];
-        penalise_repetition(&mut logits, &[0, 1, 0, 9], 2.0);
-        assert_eq!(logits, [1.0, -4.0, 1.0]);
     }
 }
