@@ -6,11 +6,12 @@ use crate::compile::Compiler;
 use crate::kernels::KernelSpec;
 use cudarc::driver::{result, sys};
 use std::ffi::CString;
+use std::marker::PhantomData;
 
 /// A kernel of shape `S`, loaded.
 pub struct Kernel<S> {
     device: Device,
-    spec: S,
+    _spec: PhantomData<S>,
     module: sys::CUmodule,
     function: sys::CUfunction,
     threads: u32,
@@ -23,10 +24,7 @@ unsafe impl<S: Send> Send for Kernel<S> {}
 unsafe impl<S: Sync> Sync for Kernel<S> {}
 
 impl<S: KernelSpec> Kernel<S> {
-    pub(super) fn load(device: &Device, compiler: &Compiler, spec: &S) -> Result<Self, DeviceError>
-    where
-        S: Clone,
-    {
+    pub(super) fn load(device: &Device, compiler: &Compiler, spec: &S) -> Result<Self, DeviceError> {
         let cubin = compiler
             .compile(&spec.unit())
             .map_err(|error| DeviceError::new(format!("compiling {}", S::ENTRY), error))?;
@@ -36,7 +34,7 @@ impl<S: KernelSpec> Kernel<S> {
             .check(|| format!("loading {}", S::ENTRY))?;
         let mut kernel = Self {
             device: device.clone(),
-            spec: spec.clone(),
+            _spec: PhantomData,
             module,
             function: std::ptr::null_mut(),
             threads: spec.threads(),
@@ -51,11 +49,6 @@ impl<S: KernelSpec> Kernel<S> {
         unsafe { result::function::set_function_attribute(kernel.function, attribute, kernel.shared_bytes as i32) }
             .check(|| format!("asking for {} bytes of shared memory for {}", kernel.shared_bytes, S::ENTRY))?;
         Ok(kernel)
-    }
-
-    /// Shape.
-    pub fn spec(&self) -> &S {
-        &self.spec
     }
 
     /// Queues a launch of `grid` CTAs.

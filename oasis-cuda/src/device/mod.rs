@@ -95,7 +95,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError`] when it does not compile or the driver refuses it.
-    pub fn load<S: KernelSpec + Clone>(&self, compiler: &Compiler, spec: &S) -> Result<Kernel<S>, DeviceError> {
+    pub fn load<S: KernelSpec>(&self, compiler: &Compiler, spec: &S) -> Result<Kernel<S>, DeviceError> {
         Kernel::load(self, compiler, spec)
     }
 
