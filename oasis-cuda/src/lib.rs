@@ -1,8 +1,16 @@
-//! What there is of CUDA on this machine, found without linking against any of it.
+//! The CUDA side of OasisKV: kernels, their compilation, and the device that runs them.
+//!
+//! Nothing links against CUDA: driver and compiler are opened at run time, and this crate builds without either.
+//! [`compile`] turns kernels and device code of policies into machine code, [`device`] owns contexts, streams and
+//! memory, [`kernels`] says what there is to launch and [`layout`] where its bytes lie.
 
 #![allow(unsafe_code)]
 
+pub mod compile;
+pub mod device;
 mod error;
+pub mod kernels;
+pub mod layout;
 mod probe;
 
 pub use error::CudaUnavailable;

@@ -1,0 +1,164 @@
+//! The fused append.
+
+use crate::rig::{Outcome, Rig, at, floats, name, poisoned, summarizer};
+use half::bf16;
+use oasis_cuda::device::DeviceBuffer;
+use oasis_cuda::kernels::{Address, Append, AppendParams};
+use oasis_cuda::layout::{entry_bytes, key_offset, summary_offset, tile_bytes, value_offset};
+use oasis_policies::summarizers::{Mean, Quest};
+
+const EPS: f64 = 1e-6;
+
+/// Norm, where there is a weight, and rotation of one head.
+fn transformed(x: &[bf16], weight: Option<&[bf16]>, angles: Option<&[f32]>) -> Vec<f64> {
+    let half = x.len() / 2;
+    let mut x: Vec<f64> = floats(x).collect();
+    if let Some(weight) = weight {
+        let scale = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + EPS).sqrt();
+        x.iter_mut().zip(floats(weight)).for_each(|(x, weight)| *x *= scale * weight);
+    }
+    let Some(angles) = angles else { return x };
+    (0..2 * half)
+        .map(|d| {
+            let (cos, sin) = (f64::from(angles[d % half * 2]), f64::from(angles[d % half * 2 + 1]));
+            if d < half { x[d] * cos - x[d + half] * sin } else { x[d] * cos + x[d - half] * sin }
+        })
+        .collect()
+}
+
+fn check_shape(rig: &mut Rig, shape: Append, quest: bool, norms: bool) -> Outcome<()> {
+    let Append { head_dim, queries, rows, .. } = shape;
+    let positions = [0, -1, 14, 15, 31, 16, 47 * 16 + 15, 300];
+    let (requests, q_heads, kv_heads, max_tiles) = (positions.len(), 6, 2, 3);
+    let heads = q_heads + 2 * kv_heads;
+    let elements = entry_bytes(head_dim) / 2;
+    let qkv = rig.random.bf16s(requests * queries * heads * head_dim);
+    let (q_norm, k_norm) = (rig.random.bf16s(head_dim), rig.random.bf16s(head_dim));
+    let angles: Vec<f32> = (0..1024 * head_dim / 2)
+        .flat_map(|_| {
+            let angle = rig.random.float() * 3.0;
+            [angle.cos(), angle.sin()]
+        })
+        .collect();
+    let tail = rig.random.bf16s(requests * kv_heads * 2 * elements);
+    let tile = tile_bytes(rows, head_dim) / 2;
+    let d_qkv = rig.device.upload(&qkv)?;
+    let (d_q_norm, d_k_norm) = (rig.device.upload(&q_norm)?, rig.device.upload(&k_norm)?);
+    let (d_angles, d_position) = (rig.device.upload(&angles)?, rig.device.upload(&positions)?);
+    let d_tail = rig.device.upload(&tail)?;
+    let d_q: DeviceBuffer<bf16> = poisoned(&rig.device, requests * queries * q_heads * head_dim)?;
+    let d_summaries: DeviceBuffer<bf16> = poisoned(&rig.device, requests * kv_heads * max_tiles * tile)?;
+    let kernel = rig.device.load(&rig.compiler, &shape)?;
+    let params = AppendParams {
+        qkv: d_qkv.address(),
+        q_norm: if norms { d_q_norm.address() } else { Address::NONE },
+        k_norm: d_k_norm.address(),
+        rotation: d_angles.address(),
+        position: d_position.address(),
+        q: d_q.address(),
+        tail: d_tail.address(),
+        summaries: d_summaries.address(),
+        requests: requests as i32,
+        q_heads: q_heads as i32,
+        kv_heads: kv_heads as i32,
+        max_tiles: max_tiles as i32,
+        eps: EPS as f32,
+    };
+    // SAFETY: all buffers have the sizes that the parameters ask for.
+    unsafe { kernel.launch(&rig.stream, (shape.ctas(requests, q_heads, kv_heads), 1), &params)? };
+    let (got_q, got_tail, got_summaries) = (d_q.read()?, d_tail.read()?, d_summaries.read()?);
+
+    let mut want_tail: Vec<f64> = floats(&tail).collect();
+    let (mut want_q, mut have_q) = (Vec::new(), Vec::new());
+    let (mut want_rows, mut have_rows, mut summarised) = (Vec::new(), Vec::new(), 0);
+    for (request, first) in positions.iter().enumerate().filter(|(_, first)| **first >= 0) {
+        for token in 0..queries {
+            let (row, position) = (request * queries + token, *first as usize + token);
+            let head = |h: usize| &qkv[(row * heads + h) * head_dim..][..head_dim];
+            let angles = &angles[position * head_dim..][..head_dim];
+            for h in 0..q_heads {
+                want_q.extend(transformed(head(h), norms.then_some(&q_norm[..]), Some(angles)));
+                have_q.extend(floats(&got_q[(row * q_heads + h) * head_dim..][..head_dim]));
+            }
+            for h in 0..kv_heads {
+                let entry = ((request * kv_heads + h) * 2 + position / 16 % 2) * elements;
+                let key = transformed(head(q_heads + h), norms.then_some(&k_norm[..]), Some(angles));
+                let value = transformed(head(q_heads + kv_heads + h), None, None);
+                for d in 0..head_dim {
+                    want_tail[entry + key_offset(head_dim, position % 16, d) / 2] = key[d];
+                    want_tail[entry + value_offset(head_dim, position % 16, d) / 2] = value[d];
+                }
+            }
+        }
+        if first % 16 != 15 {
+            continue;
+        }
+        // The summary of what now lies in the tail.
+        let block = *first as usize / 16;
+        for h in 0..kv_heads {
+            let entry = &got_tail[((request * kv_heads + h) * 2 + block % 2) * elements..][..elements];
+            let tile_at = ((request * kv_heads + h) * max_tiles + block / 16) * tile;
+            for (part, d) in (0..rows).flat_map(|part| (0..head_dim).map(move |d| (part, d))) {
+                let keys = (0..16).map(|t| at(entry, key_offset(head_dim, t, d)));
+                want_rows.push(match (quest, part) {
+                    (false, _) => keys.sum::<f64>() / 16.0,
+                    (true, 0) => keys.fold(f64::NEG_INFINITY, f64::max),
+                    (true, _) => keys.fold(f64::INFINITY, f64::min),
+                });
+                have_rows.push(at(&got_summaries[tile_at..], summary_offset(rows, head_dim, block % 16, part, d)));
+                summarised += 1;
+            }
+        }
+    }
+    let what = format!("{} d {head_dim}, {queries} rows, norms {norms}", shape.summarizer.name);
+    rig.compare(name::<Append>(&format!("{what}: queries")), have_q, &want_q, 3e-3);
+    rig.compare(name::<Append>(&format!("{what}: tail")), floats(&got_tail), &want_tail, 3e-3);
+    rig.compare(name::<Append>(&format!("{what}: summaries")), have_rows, &want_rows, 3e-3);
+    let written = got_summaries.iter().filter(|value| value.to_bits() != u16::MAX).count();
+    rig.same(name::<Append>(&format!("{what}: no other summary")), &[written], &[summarised]);
+    Ok(())
+}
+
+pub fn check(rig: &mut Rig) -> Outcome<()> {
+    for (head_dim, queries, norms) in [(128, 2, true), (64, 1, false), (64, 2, true)] {
+        let (quest, mean) = (summarizer(&Quest {})?, summarizer(&Mean {})?);
+        check_shape(rig, Append { head_dim, queries, summarizer: quest, rows: 2 }, true, norms)?;
+        check_shape(rig, Append { head_dim, queries, summarizer: mean, rows: 1 }, false, norms)?;
+    }
+    Ok(())
+}
+
+pub fn time(rig: &mut Rig) -> Outcome<()> {
+    let shape = Append { head_dim: 128, queries: 2, summarizer: summarizer(&Quest {})?, rows: 2 };
+    let (requests, q_heads, kv_heads, max_tiles) = (64, 32, 8, 64);
+    let kernel = rig.device.load(&rig.compiler, &shape)?;
+    let qkv = rig.random.bf16s(requests * 2 * 48 * 128);
+    let (qkv, weight) = (rig.device.upload(&qkv)?, rig.device.upload(&vec![bf16::ONE; 128])?);
+    let rotation: DeviceBuffer<f32> = rig.device.zeros(16_500 * 128)?;
+    let positions: Vec<i32> = (0..requests as i32).map(|request| 16_384 + request % 16).collect();
+    let position = rig.device.upload(&positions)?;
+    let q: DeviceBuffer<bf16> = rig.device.zeros(requests * 2 * q_heads * 128)?;
+    let tail: DeviceBuffer<u8> = rig.device.zeros(requests * kv_heads * 2 * 8192)?;
+    let summaries: DeviceBuffer<u8> = rig.device.zeros(requests * kv_heads * (max_tiles + 1) * 8192)?;
+    let params = AppendParams {
+        qkv: qkv.address(),
+        q_norm: weight.address(),
+        k_norm: weight.address(),
+        rotation: rotation.address(),
+        position: position.address(),
+        q: q.address(),
+        tail: tail.address(),
+        summaries: summaries.address(),
+        requests: requests as i32,
+        q_heads: q_heads as i32,
+        kv_heads: kv_heads as i32,
+        max_tiles: max_tiles as i32 + 1,
+        eps: 1e-6,
+    };
+    // SAFETY: as in `check_shape`.
+    let micros = unsafe {
+        rig.micros(24, |_| kernel.launch(&rig.stream, (shape.ctas(requests, q_heads, kv_heads), 1), &params))?
+    };
+    rig.record("append, batch 64 with draft rows, 1 in 16 completes a block", micros, 0.0, "aim 2-3 us");
+    Ok(())
+}

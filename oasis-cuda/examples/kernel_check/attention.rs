@@ -1,0 +1,238 @@
+//! Decode attention.
+
+use crate::rig::{Outcome, Rig, at, floats, name, poisoned, starts};
+use half::bf16;
+use oasis_cuda::device::{DeviceBuffer, Kernel};
+use oasis_cuda::kernels::{Address, Attention, AttentionParams};
+use oasis_cuda::layout::{BLOCK_TOKENS, entry_bytes, key_offset, value_offset};
+use rayon::prelude::*;
+
+/// A batch on the device.
+struct Batch {
+    shape: Attention,
+    kv_heads: usize,
+    slots: usize,
+    /// -1 is padding.
+    positions: Vec<i32>,
+    full: Vec<usize>,
+    units: Vec<usize>,
+    q: Vec<bf16>,
+    entries: Vec<bf16>,
+    pages: Vec<i32>,
+    tail: Vec<bf16>,
+    device: Buffers,
+}
+
+struct Buffers {
+    q: DeviceBuffer<bf16>,
+    entries: Vec<DeviceBuffer<bf16>>,
+    pages: DeviceBuffer<i32>,
+    tail: DeviceBuffer<bf16>,
+    start: DeviceBuffer<i32>,
+    position: DeviceBuffer<i32>,
+    out: DeviceBuffer<bf16>,
+    partial: DeviceBuffer<u8>,
+    arrived: DeviceBuffer<u32>,
+}
+
+impl Batch {
+    /// `copies` sets of entries, so that repeated launches do not find them in the cache.
+    fn new(
+        rig: &mut Rig,
+        shape: Attention,
+        kv_heads: usize,
+        slots: usize,
+        positions: &[i32],
+        copies: usize,
+    ) -> Outcome<Self> {
+        let requests = positions.len();
+        let elements = entry_bytes(shape.head_dim) / 2;
+        let full: Vec<usize> = positions.iter().map(|p| (p.max(&0) / 16).min(slots as i32) as usize).collect();
+        let tails = |p: i32| if p < 0 { 0 } else { (p + shape.queries as i32 - 1) / 16 - p / 16 + 1 };
+        let units: Vec<usize> = positions.iter().zip(&full).map(|(p, full)| full + tails(*p) as usize).collect();
+        let q = rig.random.bf16s(requests * shape.queries * kv_heads * shape.group * shape.head_dim);
+        // A large batch repeats a random piece: what is read is what counts there.
+        let piece = rig.random.bf16s((requests * kv_heads * slots * elements).min(1 << 24));
+        let entries: Vec<bf16> = piece.iter().copied().cycle().take(requests * kv_heads * slots * elements).collect();
+        let tail = rig.random.bf16s(requests * kv_heads * 2 * elements);
+        let mut pages: Vec<i32> = (0..(requests * slots) as i32).collect();
+        for i in (1..pages.len()).rev() {
+            pages.swap(i, rig.random.below(i + 1));
+        }
+        let device = Buffers {
+            q: rig.device.upload(&q)?,
+            entries: (0..copies).map(|_| rig.device.upload(&entries)).collect::<Result<_, _>>()?,
+            pages: rig.device.upload(&pages)?,
+            tail: rig.device.upload(&tail)?,
+            start: rig.device.upload(&starts(&units))?,
+            position: rig.device.upload(positions)?,
+            out: poisoned(&rig.device, q.len())?,
+            partial: poisoned(&rig.device, shape.partial_bytes(1024))?,
+            arrived: rig.device.zeros(requests * kv_heads)?,
+        };
+        Ok(Self { shape, kv_heads, slots, positions: positions.to_vec(), full, units, q, entries, pages, tail, device })
+    }
+
+    fn params(&self, copy: usize) -> AttentionParams {
+        let Buffers { q, entries, pages, tail, start, position, out, partial, arrived } = &self.device;
+        AttentionParams {
+            q: q.address(),
+            entries: entries[copy % entries.len()].address(),
+            pages: if self.shape.paged { pages.address() } else { Address::NONE },
+            tail: tail.address(),
+            start: start.address(),
+            position: position.address(),
+            out: out.address(),
+            partial: partial.address(),
+            arrived: arrived.address(),
+            requests: self.positions.len() as i32,
+            kv_heads: self.kv_heads as i32,
+            slots: self.slots as i32,
+            scale: self.shape.scale(),
+        }
+    }
+
+    fn bytes(&self) -> f64 {
+        (self.units.iter().sum::<usize>() * self.kv_heads * entry_bytes(self.shape.head_dim)) as f64
+    }
+
+    /// Elements of one request's output.
+    fn row_elements(&self) -> usize {
+        self.shape.queries * self.kv_heads * self.shape.group * self.shape.head_dim
+    }
+
+    /// Attention in double precision, `[queries][kv_heads * group][head_dim]` of one request.
+    fn reference(&self, request: usize) -> Vec<f64> {
+        let Attention { head_dim, group, queries, paged, .. } = self.shape;
+        let elements = entry_bytes(head_dim) / 2;
+        let position = self.positions[request];
+        let heads = self.kv_heads * group;
+        let rows: Vec<(usize, usize)> = (0..queries).flat_map(|t| (0..heads).map(move |h| (t, h))).collect();
+        rows.into_par_iter()
+            .flat_map_iter(|(token, head)| {
+                let kv_head = head / group;
+                let pair = request * self.kv_heads + kv_head;
+                let q = &self.q[((request * queries + token) * heads + head) * head_dim..][..head_dim];
+                let block = position as usize / BLOCK_TOKENS;
+                let slot = |i: usize| match paged {
+                    true => self.pages[request * self.slots + i] as usize * self.kv_heads + kv_head,
+                    false => pair * self.slots + i,
+                };
+                let resident = (0..self.full[request]).map(|i| (&self.entries[slot(i) * elements..][..elements], 16));
+                let seen = position as usize + token + 1;
+                let tail = (block..=(seen - 1) / BLOCK_TOKENS).map(|b| {
+                    (&self.tail[(pair * 2 + b % 2) * elements..][..elements], (seen - b * BLOCK_TOKENS).min(16))
+                });
+                let keys: Vec<(&[bf16], usize)> =
+                    resident.chain(tail).flat_map(|(entry, tokens)| (0..tokens).map(move |t| (entry, t))).collect();
+                let scale = 1.0 / (head_dim as f64).sqrt();
+                let scores: Vec<f64> = keys
+                    .iter()
+                    .map(|(e, t)| {
+                        (0..head_dim).map(|d| q[d].to_f64() * at(e, key_offset(head_dim, *t, d))).sum::<f64>() * scale
+                    })
+                    .collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                let mut out = vec![0.0; head_dim];
+                for ((entry, token), weight) in keys.iter().zip(&weights) {
+                    for (d, out) in out.iter_mut().enumerate() {
+                        *out += weight / sum * at(entry, value_offset(head_dim, *token, d));
+                    }
+                }
+                out
+            })
+            .collect()
+    }
+}
+
+pub fn check(rig: &mut Rig) -> Outcome<()> {
+    // Padding, an empty context, block edges with and without a draft token in the next block, more blocks than slots.
+    let positions = [0, -1, 14, 15, 16, 31, 37 * 16 + 3, -1, 52 * 16 + 15];
+    for (head_dim, group, queries, paged) in [
+        (128, 4, 2, false),
+        (128, 4, 1, true),
+        (64, 3, 2, false),
+        (64, 8, 1, true),
+        (128, 16, 2, false),
+        (128, 7, 2, true),
+        (64, 1, 1, false),
+        (64, 7, 1, true),
+        (128, 5, 2, false),
+        (128, 12, 1, false),
+    ] {
+        let shape = Attention { head_dim, group, queries, paged, stages: 2 };
+        let mut batch = Batch::new(rig, shape, 2, 40, &positions, 1)?;
+        let kernel = rig.device.load(&rig.compiler, &shape)?;
+        let live: Vec<usize> = (0..positions.len()).filter(|r| positions[*r] >= 0).collect();
+        let want: Vec<f64> = live.iter().flat_map(|request| batch.reference(*request)).collect();
+        for ctas in [1, 5, 264] {
+            batch.device.out.fill(0xff)?;
+            // Twice: the counters must be as they were.
+            for _ in 0..2 {
+                // SAFETY: the batch's buffers have the sizes that its shape asks for.
+                unsafe { kernel.launch(&rig.stream, (ctas, 1), &batch.params(0))? };
+            }
+            let out = batch.device.out.read()?;
+            let got =
+                live.iter().flat_map(|request| floats(&out[request * batch.row_elements()..][..batch.row_elements()]));
+            rig.compare(name::<Attention>(&format!("{shape:?} x {ctas}")).replace("Attention ", ""), got, &want, 5e-3);
+        }
+    }
+    Ok(())
+}
+
+fn time_batch(rig: &mut Rig, what: &str, kernel: &Kernel<Attention>, batch: &Batch, ctas: (u32, u32)) -> Outcome<()> {
+    // SAFETY: as in `check`.
+    let micros = unsafe { rig.micros(24, |i| kernel.launch(&rig.stream, ctas, &batch.params(i)))? };
+    rig.record_bytes(what, micros, batch.bytes());
+    Ok(())
+}
+
+const QWEN3_8B: Attention = Attention { head_dim: 128, group: 4, queries: 2, paged: false, stages: 2 };
+
+pub fn time(rig: &mut Rig) -> Outcome<()> {
+    let kernel = rig.device.load(&rig.compiler, &QWEN3_8B)?;
+    for requests in [1, 8, 16, 32, 64, 92] {
+        let batch = Batch::new(rig, QWEN3_8B, 8, 128, &positions(requests, 1024), if requests < 32 { 24 } else { 3 })?;
+        let ctas = if requests < 32 { rig.device.facts.multiprocessors } else { rig.full_grid().0 };
+        time_batch(
+            rig,
+            &format!("sparse attention, batch {requests}, K 128, 8 KV heads, draft row"),
+            &kernel,
+            &batch,
+            (ctas, 1),
+        )?;
+    }
+    let dense = Attention { queries: 1, paged: true, ..QWEN3_8B };
+    let kernel = rig.device.load(&rig.compiler, &dense)?;
+    for requests in [1, 8, 32] {
+        let batch = Batch::new(rig, dense, 8, 1025, &positions(requests, 1024), if requests < 8 { 4 } else { 1 })?;
+        time_batch(rig, &format!("dense attention, batch {requests}, 16K, paged"), &kernel, &batch, rig.full_grid())?;
+    }
+    Ok(())
+}
+
+/// Positions somewhere in block `block`.
+fn positions(requests: usize, block: i32) -> Vec<i32> {
+    (0..requests as i32).map(|request| block * 16 + request % 15).collect()
+}
+
+/// A launch of the batch that the gather is measured beside: 64 requests, K 128.
+pub struct Foreground {
+    kernel: Kernel<Attention>,
+    batch: Batch,
+}
+
+impl Foreground {
+    pub fn new(rig: &mut Rig) -> Outcome<Self> {
+        let batch = Batch::new(rig, QWEN3_8B, 8, 128, &positions(64, 1024), 2)?;
+        Ok(Self { kernel: rig.device.load(&rig.compiler, &QWEN3_8B)?, batch })
+    }
+
+    pub fn launch(&self, rig: &Rig, index: usize, ctas: u32) -> Result<(), oasis_cuda::device::DeviceError> {
+        // SAFETY: as in `check`.
+        unsafe { self.kernel.launch(&rig.stream, (ctas, 1), &self.batch.params(index)) }
+    }
+}

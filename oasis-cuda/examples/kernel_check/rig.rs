@@ -1,0 +1,241 @@
+//! What all checks share: the device, random numbers, comparisons, timing, results.
+
+use half::bf16;
+use oasis_core::policy::{SelectorSpec, SummarizerSpec};
+use oasis_cuda::compile::{Compiler, SourceFile};
+use oasis_cuda::device::{Device, DeviceBuffer, DeviceError, Priority, Stream};
+use oasis_cuda::kernels::{self, KernelSpec, StreamParams};
+use serde::Serialize;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// A comparison with the reference.
+#[derive(Serialize)]
+struct Check {
+    name: String,
+    /// `|got - want| / |want|` over all elements; for exact comparisons the number of differences.
+    error: f64,
+    limit: f64,
+}
+
+/// A kernel's time beside the least that its bytes need.
+#[derive(Serialize)]
+struct Timing {
+    kernel: String,
+    micros: f64,
+    /// Bytes over the measured ceiling of the memory or the link that they cross; 0 where a launch is the floor.
+    floor_micros: f64,
+    /// Floor over time.
+    ratio: f64,
+    figure: String,
+}
+
+#[derive(Serialize)]
+pub struct Results<'a> {
+    device: &'a str,
+    unix_time: u64,
+    seed: u64,
+    memory_read_tb_s: f64,
+    checks: &'a [Check],
+    timings: &'a [Timing],
+}
+
+pub struct Rig {
+    pub device: Device,
+    pub compiler: Compiler,
+    pub stream: Stream,
+    pub random: Random,
+    pub seed: u64,
+    /// Bytes a microsecond.
+    pub ceiling: f64,
+    checks: Vec<Check>,
+    timings: Vec<Timing>,
+}
+
+impl Rig {
+    pub fn new() -> Outcome<Self> {
+        let device = Device::open(0)?;
+        let compiler = device.compiler()?;
+        let stream = device.stream(Priority::Middle)?;
+        let seed = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64;
+        let (checks, timings) = (Vec::new(), Vec::new());
+        Ok(Self { device, compiler, stream, random: Random(seed), seed, ceiling: 0.0, checks, timings })
+    }
+
+    /// Records how far `got` is from `want`; a NaN anywhere fails.
+    pub fn compare(&mut self, name: impl Into<String>, got: impl IntoIterator<Item = f64>, want: &[f64], limit: f64) {
+        let (mut difference, mut size, mut count) = (0.0, 0.0, 0);
+        for (got, want) in got.into_iter().zip(want) {
+            difference += (got - want).powi(2);
+            size += want.powi(2);
+            count += 1;
+        }
+        let error = if count == want.len() { (difference / size.max(1e-30)).sqrt() } else { f64::NAN };
+        self.judge(Check { name: name.into(), error, limit });
+    }
+
+    fn judge(&mut self, check: Check) {
+        let verdict = if check.error <= check.limit { "ok  " } else { "FAIL" };
+        println!("{verdict} {:<78} {:.1e} <= {:.0e}", check.name, check.error, check.limit);
+        self.checks.push(check);
+    }
+
+    /// Records how many elements differ.
+    pub fn same<T: PartialEq>(&mut self, name: impl Into<String>, got: &[T], want: &[T]) {
+        let different = got.iter().zip(want).filter(|(got, want)| got != want).count() + got.len().abs_diff(want.len());
+        self.judge(Check { name: name.into(), error: different as f64, limit: 0.0 });
+    }
+
+    pub fn passed(&self) -> bool {
+        self.checks.iter().all(|check| check.error <= check.limit)
+    }
+
+    /// Median time in microseconds of one of `launches` launches, captured as one graph.
+    ///
+    /// # Safety
+    /// What is launched is valid for as long as this runs.
+    pub unsafe fn micros(&self, launches: usize, launch: impl Fn(usize) -> Result<(), DeviceError>) -> Outcome<f64> {
+        let graph = self.stream.capture(|| (0..launches).try_for_each(&launch))?;
+        let (start, end) = (self.device.event()?, self.device.event()?);
+        let mut times = Vec::new();
+        for _ in 0..9 {
+            self.stream.record(&start)?;
+            // SAFETY: the caller's.
+            unsafe { graph.launch(&self.stream)? };
+            self.stream.record(&end)?;
+            self.stream.synchronize()?;
+            times.push(start.micros_until(&end)? / launches as f64);
+        }
+        // The first two warm up.
+        times.drain(..2);
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
+    }
+
+    pub fn record(&mut self, kernel: impl Into<String>, micros: f64, floor_micros: f64, figure: impl Into<String>) {
+        let (kernel, figure) = (kernel.into(), figure.into());
+        self.timings.push(Timing { kernel, micros, floor_micros, ratio: floor_micros / micros, figure });
+    }
+
+    /// Records a kernel that is bound by `bytes` of device memory.
+    pub fn record_bytes(&mut self, kernel: impl Into<String>, micros: f64, bytes: f64) {
+        self.record(kernel, micros, bytes / self.ceiling, format!("{:.3} TB/s", bytes / micros / 1e6));
+    }
+
+    /// How fast a plain kernel reads memory on this card.
+    pub fn measure_ceiling(&mut self) -> Outcome<()> {
+        let bytes = 4_usize << 30;
+        let block: Vec<u64> = (0..1 << 20).map(|_| self.random.next()).collect();
+        let data = self.device.upload(&block.repeat(bytes / size_of_val(block.as_slice())))?;
+        let sum: DeviceBuffer<u32> = self.device.zeros(1)?;
+        let kernel = self.device.load(&self.compiler, &kernels::Stream)?;
+        let params = StreamParams { data: data.address(), count: (bytes / 16) as u64, sum: sum.address() };
+        for ctas_per_multiprocessor in [1, 2, 4, 8] {
+            let grid = (self.device.facts.multiprocessors * ctas_per_multiprocessor, 1);
+            // SAFETY: `data` has `count` units, `sum` one element; both outlive the launches.
+            let micros = unsafe { self.micros(5, |_| kernel.launch(&self.stream, grid, &params))? };
+            self.ceiling = self.ceiling.max(bytes as f64 / micros);
+        }
+        println!("memory read {:.3} TB/s", self.ceiling / 1e6);
+        Ok(())
+    }
+
+    pub fn print_summary(&self) {
+        // NaN is no error below a limit: count what passes.
+        let passed = self.checks.iter().filter(|check| check.error <= check.limit).count();
+        println!("{} checks, {} failed", self.checks.len(), self.checks.len() - passed);
+    }
+
+    pub fn print_timings(&self) {
+        println!("{:<64} {:>10} {:>10} {:>6}", "kernel", "us", "floor us", "ratio");
+        for Timing { kernel, micros, floor_micros, ratio, figure } in &self.timings {
+            println!("{kernel:<64} {micros:>10.2} {floor_micros:>10.2} {ratio:>6.3}  {figure}");
+        }
+    }
+
+    pub fn results(&self) -> Results<'_> {
+        Results {
+            device: &self.device.facts.name,
+            unix_time: self.seed / 1_000_000_000,
+            seed: self.seed,
+            memory_read_tb_s: self.ceiling / 1e6,
+            checks: &self.checks,
+            timings: &self.timings,
+        }
+    }
+
+    /// CTAs that keep the memory busy: two an SM.
+    pub fn full_grid(&self) -> (u32, u32) {
+        (2 * self.device.facts.multiprocessors, 1)
+    }
+}
+
+/// SplitMix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    /// From -2 to 2.
+    pub fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 22) as f32 - 2.0
+    }
+
+    pub fn bf16s(&mut self, count: usize) -> Vec<bf16> {
+        (0..count).map(|_| bf16::from_f32(self.float())).collect()
+    }
+}
+
+/// Sums of entries before each request, one more than there are requests.
+pub fn starts(units: &[usize]) -> Vec<i32> {
+    let sums = units.iter().scan(0, |sum, units| {
+        *sum += *units as i32;
+        Some(*sum)
+    });
+    std::iter::once(0).chain(sums).collect()
+}
+
+pub fn floats(values: &[bf16]) -> impl Iterator<Item = f64> + '_ {
+    values.iter().map(|value| value.to_f64())
+}
+
+/// The element at a byte offset.
+pub fn at(bytes: &[bf16], offset: usize) -> f64 {
+    bytes[offset / 2].to_f64()
+}
+
+/// Elements of a buffer whose bytes are all `0xff`: NaN in every type.
+pub fn poisoned<T: bytemuck::Pod>(device: &Device, len: usize) -> Result<DeviceBuffer<T>, DeviceError> {
+    let mut buffer = device.zeros(len)?;
+    buffer.fill(0xff)?;
+    Ok(buffer)
+}
+
+const SHAPE: oasis_core::geometry::HeadShape =
+    oasis_core::geometry::HeadShape { group: 4, head_dim: 128, block_tokens: 16 };
+
+pub fn summarizer(spec: &dyn SummarizerSpec) -> Outcome<SourceFile> {
+    let code = spec.build(SHAPE)?.device_code().ok_or("the summarizer has no device code")?;
+    Ok(SourceFile { name: code.name, text: code.source })
+}
+
+pub fn selector(spec: &dyn SelectorSpec) -> Outcome<SourceFile> {
+    let code = spec.build()?.device_code().ok_or("the selector has no device code")?;
+    Ok(SourceFile { name: code.name, text: code.source })
+}
+
+/// A kernel's entry point and a few numbers, for names of checks.
+pub fn name<S: KernelSpec>(shape: &str) -> String {
+    format!("{} {shape}", S::ENTRY)
+}

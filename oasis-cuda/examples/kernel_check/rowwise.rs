@@ -1,0 +1,256 @@
+//! Small kernels.
+
+use crate::rig::{Outcome, Random, Rig, floats, name, poisoned, starts};
+use half::bf16;
+use oasis_cuda::device::DeviceBuffer;
+use oasis_cuda::kernels::{
+    Activation, ActivationParams, AddNorm, AddNormParams, Address, Embed, EmbedParams, Sample, SampleParams, Schedule,
+    ScheduleParams,
+};
+
+pub fn check(rig: &mut Rig) -> Outcome<()> {
+    for queries in [1, 2] {
+        check_schedule(rig, queries)?;
+    }
+    for hidden in [64, 576, 4096, 16_384] {
+        check_norm(rig, hidden, true)?;
+        check_norm(rig, hidden, false)?;
+    }
+    check_activation(rig)?;
+    check_embed(rig)?;
+    check_greedy(rig)?;
+    check_sampling(rig)
+}
+
+fn check_schedule(rig: &mut Rig, queries: usize) -> Outcome<()> {
+    let (requests, slots) = (777, 128);
+    let positions: Vec<i32> = (0..requests).map(|_| rig.random.below(4100) as i32 - 1).collect();
+    let full = |p: i32| (p / 16).min(slots) as usize;
+    let tails = |p: i32| ((p + queries as i32 - 1) / 16 - p / 16 + 1) as usize;
+    let entries: Vec<usize> = positions.iter().map(|p| if *p < 0 { 0 } else { full(*p) + tails(*p) }).collect();
+    let blocks: Vec<i32> = positions.iter().map(|p| (p + 1) / 16).collect();
+    let tiles: Vec<usize> = blocks.iter().map(|blocks| (*blocks as usize).div_ceil(16)).collect();
+    let position = rig.device.upload(&positions)?;
+    let (entry_start, tile_start) = (poisoned(&rig.device, requests + 1)?, poisoned(&rig.device, requests + 1)?);
+    let (out_blocks, step) = (poisoned(&rig.device, requests)?, rig.device.upload(&[6_u32])?);
+    let kernel = rig.device.load(&rig.compiler, &Schedule { queries })?;
+    let params = ScheduleParams {
+        position: position.address(),
+        entry_start: entry_start.address(),
+        tile_start: tile_start.address(),
+        blocks: out_blocks.address(),
+        step: step.address(),
+        requests: requests as i32,
+        slots,
+    };
+    // SAFETY: all buffers have the sizes that the parameters ask for.
+    unsafe { kernel.launch(&rig.stream, (1, 1), &params)? };
+    let got: (Vec<i32>, Vec<i32>, Vec<i32>) = (entry_start.read()?, tile_start.read()?, out_blocks.read()?);
+    rig.same(name::<Schedule>(&format!("{queries} rows: entries")), &got.0, &starts(&entries));
+    rig.same(name::<Schedule>(&format!("{queries} rows: tiles")), &got.1, &starts(&tiles));
+    rig.same(name::<Schedule>(&format!("{queries} rows: blocks")), &got.2, &blocks);
+    rig.same(name::<Schedule>(&format!("{queries} rows: step")), &step.read()?, &[7]);
+    Ok(())
+}
+
+fn check_norm(rig: &mut Rig, hidden: usize, add: bool) -> Outcome<()> {
+    let (rows, eps) = (5, 1e-5);
+    let (residual, x, weight) =
+        (rig.random.bf16s(rows * hidden), rig.random.bf16s(rows * hidden), rig.random.bf16s(hidden));
+    let (d_residual, d_x, d_weight) =
+        (rig.device.upload(&residual)?, rig.device.upload(&x)?, rig.device.upload(&weight)?);
+    let out: DeviceBuffer<bf16> = poisoned(&rig.device, rows * hidden)?;
+    let shape = AddNorm { hidden };
+    let kernel = rig.device.load(&rig.compiler, &shape)?;
+    let params = AddNormParams {
+        residual: d_residual.address(),
+        x: if add { d_x.address() } else { Address::NONE },
+        weight: d_weight.address(),
+        out: out.address(),
+        hidden: hidden as i32,
+        eps: eps as f32,
+    };
+    // SAFETY: as above.
+    unsafe { kernel.launch(&rig.stream, (rows as u32, 1), &params)? };
+    let sums: Vec<f64> = floats(&residual).zip(floats(&x)).map(|(a, b)| if add { a + b } else { a }).collect();
+    let want: Vec<f64> = sums
+        .chunks(hidden)
+        .flat_map(|row| {
+            let scale = 1.0 / (row.iter().map(|x| x * x).sum::<f64>() / hidden as f64 + eps).sqrt();
+            row.iter().zip(floats(&weight)).map(move |(x, weight)| x * scale * weight).collect::<Vec<_>>()
+        })
+        .collect();
+    let (got, updated) = (out.read()?, d_residual.read()?);
+    rig.compare(name::<AddNorm>(&format!("hidden {hidden}, add {add}: out")), floats(&got), &want, 4e-3);
+    rig.compare(name::<AddNorm>(&format!("hidden {hidden}, add {add}: residual")), floats(&updated), &sums, 3e-3);
+    Ok(())
+}
+
+fn check_activation(rig: &mut Rig) -> Outcome<()> {
+    let (rows, width) = (7, 1528);
+    let gate_up: Vec<bf16> = (0..rows * 2 * width).map(|_| bf16::from_f32(rig.random.float() * 40.0)).collect();
+    let (input, out) = (rig.device.upload(&gate_up)?, poisoned::<bf16>(&rig.device, rows * width)?);
+    let kernel = rig.device.load(&rig.compiler, &Activation)?;
+    let params =
+        ActivationParams { gate_up: input.address(), out: out.address(), rows: rows as i32, width: width as i32 };
+    // SAFETY: as above.
+    unsafe { kernel.launch(&rig.stream, (Activation.ctas(rows, width), 1), &params)? };
+    let want: Vec<f64> = gate_up
+        .chunks(2 * width)
+        .flat_map(|row| {
+            let (gate, up) = row.split_at(width);
+            floats(gate).zip(floats(up)).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect::<Vec<_>>()
+        })
+        .collect();
+    let got = out.read()?;
+    rig.compare(name::<Activation>("width 1528"), floats(&got), &want, 3e-3);
+    Ok(())
+}
+
+fn check_embed(rig: &mut Rig) -> Outcome<()> {
+    let (vocab, hidden) = (1000, 584);
+    let table = rig.random.bf16s(vocab * hidden);
+    let tokens: Vec<i32> = (0..33).map(|_| rig.random.below(vocab) as i32).collect();
+    let (d_table, d_tokens) = (rig.device.upload(&table)?, rig.device.upload(&tokens)?);
+    let out: DeviceBuffer<bf16> = poisoned(&rig.device, tokens.len() * hidden)?;
+    let kernel = rig.device.load(&rig.compiler, &Embed)?;
+    let params =
+        EmbedParams { table: d_table.address(), tokens: d_tokens.address(), out: out.address(), hidden: hidden as i32 };
+    // SAFETY: as above.
+    unsafe { kernel.launch(&rig.stream, (tokens.len() as u32, 1), &params)? };
+    let want: Vec<bf16> = tokens.iter().flat_map(|t| &table[*t as usize * hidden..][..hidden]).copied().collect();
+    rig.same(name::<Embed>("hidden 584"), &out.read()?, &want);
+    Ok(())
+}
+
+/// Samples one token a row.
+fn sample(rig: &Rig, logits: &[f32], vocab: usize, temperature: f32, ctas: u32) -> Outcome<Vec<i32>> {
+    let rows = logits.len() / vocab;
+    let seeds: Vec<u64> = (0..rows as u64).map(|row| rig.seed ^ row << 7).collect();
+    let (d_logits, d_temperature) = (rig.device.upload(logits)?, rig.device.upload(&vec![temperature; rows])?);
+    let (d_seeds, position) = (rig.device.upload(&seeds)?, rig.device.upload(&vec![11_i32; rows])?);
+    let (best, arrived) = (rig.device.zeros::<u64>(rows)?, rig.device.zeros::<u32>(rows)?);
+    let token: DeviceBuffer<i32> = poisoned(&rig.device, rows)?;
+    let kernel = rig.device.load(&rig.compiler, &Sample)?;
+    let params = SampleParams {
+        logits: d_logits.address(),
+        temperature: d_temperature.address(),
+        seed: d_seeds.address(),
+        position: position.address(),
+        best: best.address(),
+        arrived: arrived.address(),
+        token: token.address(),
+        vocab: vocab as i32,
+    };
+    // Twice: the scratch must be as it was.
+    for _ in 0..2 {
+        // SAFETY: as above.
+        unsafe { kernel.launch(&rig.stream, (ctas, rows as u32), &params)? };
+    }
+    Ok(token.read()?)
+}
+
+fn check_greedy(rig: &mut Rig) -> Outcome<()> {
+    let (vocab, rows) = (50_001, 12);
+    let value = |random: &mut Random, row: usize| match (row, random.below(9)) {
+        (0, _) => f32::NAN,
+        (1, _) => f32::NEG_INFINITY,
+        (2, _) => 1.0,
+        (3, 0) => f32::NAN,
+        (4, 0) => f32::INFINITY,
+        (5, choice) => {
+            if choice % 2 == 0 {
+                -0.0
+            } else {
+                0.0
+            }
+        }
+        (6, _) => -3.0 - random.float().abs(),
+        (_, choice) if row % 2 == 1 => choice as f32,
+        _ => random.float(),
+    };
+    let logits: Vec<f32> = (0..rows * vocab).map(|i| value(&mut rig.random, i / vocab)).collect();
+    let want: Vec<i32> = logits
+        .chunks(vocab)
+        .map(|row| {
+            let mut best = (f32::NEG_INFINITY, -1);
+            row.iter().zip(0..).for_each(|(logit, id)| {
+                if *logit > best.0 {
+                    best = (*logit, id)
+                }
+            });
+            best.1
+        })
+        .collect();
+    for ctas in [1, 9] {
+        let got = sample(rig, &logits, vocab, 0.0, ctas)?;
+        rig.same(name::<Sample>(&format!("greedy x {ctas}")), &got, &want);
+    }
+    Ok(())
+}
+
+/// Frequencies of drawn tokens against the softmax.
+fn check_sampling(rig: &mut Rig) -> Outcome<()> {
+    let (probabilities, temperature, rows) = ([0.5_f64, 0.3, 0.15, 0.05], 0.7, 40_000);
+    let row: Vec<f32> =
+        probabilities.iter().map(|p| p.ln() as f32 * temperature).chain([f32::NEG_INFINITY, f32::NAN]).collect();
+    let tokens = sample(rig, &row.repeat(rows), row.len(), temperature, 1)?;
+    let count = |token: usize| tokens.iter().filter(|t| **t == token as i32).count() as f64;
+    let deviations = probabilities
+        .iter()
+        .enumerate()
+        .map(|(token, p)| (count(token) - rows as f64 * p) / (rows as f64 * p * (1.0 - p)).sqrt());
+    let worst = deviations.fold(0.0, |worst: f64, deviation| worst.max(deviation.abs()));
+    // A difference of 5 standard deviations counts as 1.
+    rig.same(name::<Sample>("temperature 0.7: frequencies within 5 deviations"), &[worst < 5.0], &[true]);
+    Ok(())
+}
+
+pub fn time(rig: &mut Rig) -> Outcome<()> {
+    let (rows, hidden, width, vocab) = (128, 4096, 12_288, 151_936);
+    let (residual, x) =
+        (rig.device.upload(&rig.random.bf16s(rows * hidden))?, rig.device.upload(&rig.random.bf16s(rows * hidden))?);
+    let (weight, out) = (rig.device.upload(&rig.random.bf16s(hidden))?, rig.device.zeros::<bf16>(rows * width)?);
+    let norm = rig.device.load(&rig.compiler, &AddNorm { hidden })?;
+    let params = AddNormParams {
+        residual: residual.address(),
+        x: x.address(),
+        weight: weight.address(),
+        out: out.address(),
+        hidden: hidden as i32,
+        eps: 1e-6,
+    };
+    // SAFETY: as in `check_norm`.
+    let micros = unsafe { rig.micros(40, |_| norm.launch(&rig.stream, (rows as u32, 1), &params))? };
+    rig.record("add + RMSNorm, 128 rows of 4,096", micros, 0.0, "aim 2-3 us");
+
+    let gate_up = rig.device.upload(&rig.random.bf16s(rows * 2 * width))?;
+    let activation = rig.device.load(&rig.compiler, &Activation)?;
+    let params =
+        ActivationParams { gate_up: gate_up.address(), out: out.address(), rows: rows as i32, width: width as i32 };
+    // SAFETY: as in `check_activation`.
+    let micros =
+        unsafe { rig.micros(40, |_| activation.launch(&rig.stream, (Activation.ctas(rows, width), 1), &params))? };
+    rig.record("SwiGLU, 128 rows of 12,288 (in cache)", micros, 0.0, "aim 2-3 us");
+
+    let rows = 64;
+    let logits: Vec<f32> = (0..rows * vocab).map(|_| rig.random.float()).collect();
+    let (logits, temperature) = (rig.device.upload(&logits)?, rig.device.zeros::<f32>(rows)?);
+    let (best, arrived) = (rig.device.zeros::<u64>(rows)?, rig.device.zeros::<u32>(rows)?);
+    let (position, token) = (rig.device.zeros::<i32>(rows)?, rig.device.zeros::<i32>(rows)?);
+    let sample = rig.device.load(&rig.compiler, &Sample)?;
+    let params = SampleParams {
+        logits: logits.address(),
+        temperature: temperature.address(),
+        seed: best.address(),
+        position: position.address(),
+        best: best.address(),
+        arrived: arrived.address(),
+        token: token.address(),
+        vocab: vocab as i32,
+    };
+    // SAFETY: as in `sample`; the seed is not used where the temperature is 0.
+    let micros = unsafe { rig.micros(40, |_| sample.launch(&rig.stream, (16, rows as u32), &params))? };
+    rig.record_bytes("argmax, batch 64, vocabulary 151,936 (partly in cache)", micros, (rows * vocab * 4) as f64);
+    Ok(())
+}

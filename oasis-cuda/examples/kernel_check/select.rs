@@ -1,0 +1,259 @@
+//! Selection, against the selector and the working set of oasis-core.
+
+use crate::rig::{Outcome, Rig, name, poisoned, selector};
+use oasis_core::ids::{BlockId, KvHead, LayerId, SlotId, Step};
+use oasis_core::policy::{SelectBatch, SelectRequest, Selector, SelectorSpec};
+use oasis_core::working_set::{Admission, Ranking, TransferPlan, WorkingSet, top_k};
+use oasis_cuda::compile::SourceFile;
+use oasis_cuda::device::DeviceBuffer;
+use oasis_cuda::kernels::{Address, CopyList, EntryCopy, Select, SelectParams};
+use oasis_cuda::layout::entry_bytes;
+use oasis_policies::selectors::CappedLru;
+
+const HEAD_DIM: usize = 128;
+const ENTRY: usize = 2 * 16 * HEAD_DIM * 2;
+/// Selection computes addresses and touches none of them.
+const ENTRIES: Address = Address(1 << 40);
+const TAIL: Address = Address(2 << 40);
+const HOST: u64 = 3 << 40;
+
+struct Batch {
+    shape: Select,
+    kv_heads: usize,
+    stride: usize,
+    cap: usize,
+    scores: DeviceBuffer<f32>,
+    position: DeviceBuffer<i32>,
+    slot_block: DeviceBuffer<i32>,
+    last_selected: DeviceBuffer<u32>,
+    host: DeviceBuffer<u64>,
+    list: DeviceBuffer<CopyList>,
+    copies: DeviceBuffer<EntryCopy>,
+    step: DeviceBuffer<u32>,
+}
+
+impl Batch {
+    fn new(rig: &Rig, shape: Select, requests: usize, kv_heads: usize, stride: usize, cap: usize) -> Outcome<Self> {
+        let places = requests * kv_heads * shape.slots;
+        let hosts: Vec<u64> = (0..requests as u64).map(|request| HOST + (request << 36)).collect();
+        Ok(Self {
+            shape,
+            kv_heads,
+            stride,
+            cap,
+            scores: poisoned(&rig.device, requests * kv_heads * stride)?,
+            position: rig.device.zeros(requests)?,
+            slot_block: rig.device.upload(&vec![-1; places])?,
+            last_selected: rig.device.zeros(places)?,
+            host: rig.device.upload(&hosts)?,
+            list: rig.device.zeros(1)?,
+            copies: rig.device.zeros(requests * kv_heads * (shape.slots + 2))?,
+            step: rig.device.zeros(1)?,
+        })
+    }
+
+    fn params(&self) -> SelectParams {
+        SelectParams {
+            scores: self.scores.address(),
+            position: self.position.address(),
+            slot_block: self.slot_block.address(),
+            last_selected: self.last_selected.address(),
+            host: self.host.address(),
+            entries: ENTRIES,
+            tail: TAIL,
+            list: self.list.address(),
+            copies: self.copies.address(),
+            step: self.step.address(),
+            kv_heads: self.kv_heads as i32,
+            stride: self.stride as i32,
+            slots: self.shape.slots as i32,
+            cap: self.cap as i32,
+        }
+    }
+}
+
+/// One head as oasis-core's pipeline keeps it: fill or promote, touch, then the selector.
+struct Oracle {
+    set: WorkingSet,
+    selector: Box<dyn Selector>,
+    pair: usize,
+    request: usize,
+    kv_heads: usize,
+}
+
+impl Oracle {
+    /// Selects for one step; gives the copies that it takes.
+    fn select(&mut self, scores: &[f32], completed: Option<usize>, step: Step) -> Vec<EntryCopy> {
+        let head = KvHead(0);
+        let mut want = Ranking::new(1, 1);
+        want.set(0, head, top_k(scores, self.set.slots()));
+        let first_slot = self.pair * self.set.slots();
+        let slot_address = |slot: SlotId| ENTRIES.offset((first_slot + slot.index()) * ENTRY);
+        let Self { pair, request, kv_heads, .. } = *self;
+        let tail = |block: usize| TAIL.offset((pair * 2 + block % 2) * ENTRY);
+        let host_of = |block: usize| {
+            let entry = block * kv_heads + pair % kv_heads;
+            Address(HOST + ((request as u64) << 36)).offset(entry * ENTRY)
+        };
+        let mut plan = TransferPlan::new(1, 1);
+        if self.set.is_empty() {
+            plan.fill(0, &want, &self.set);
+        }
+        let mut admissions = plan.head(0, head).to_vec();
+        admissions.iter().for_each(|admission| self.set.place(head, *admission, step));
+        self.set.touch(head, want.head(0, head), step);
+        let mut promotion = None;
+        if let Some(block) = completed.map(BlockId::from).filter(|block| !self.set.head(head).contains(*block)) {
+            promotion = self.set.promotion_slot(head, want.head(0, head));
+            if let Some(slot) = promotion {
+                self.set.place(head, Admission { block, slot }, step);
+            }
+        }
+        let mut plan = TransferPlan::new(1, 1);
+        let requests = [SelectRequest { have: &self.set }];
+        self.selector.plan(&SelectBatch { layer: LayerId(0), want: &want, requests: &requests }, &mut plan);
+        admissions.extend(plan.head(0, head));
+        plan.head(0, head).iter().for_each(|admission| self.set.place(head, *admission, step));
+
+        let copy = |admission: &Admission| {
+            let block = admission.block.index();
+            let from = if completed == Some(block) { tail(block) } else { host_of(block) };
+            EntryCopy { from, to: slot_address(admission.slot) }
+        };
+        let mut copies: Vec<EntryCopy> = admissions.iter().map(copy).collect();
+        if let Some(block) = completed {
+            copies.push(EntryCopy { from: tail(block), to: host_of(block) });
+            // A promoted block whose slot is given away in the same step is not copied there.
+            let kept = promotion.filter(|slot| admissions.iter().all(|admission| admission.slot != *slot));
+            copies.push(
+                kept.map_or_else(EntryCopy::default, |slot| EntryCopy { from: tail(block), to: slot_address(slot) }),
+            );
+        }
+        copies
+    }
+}
+
+/// Few distinct values, so that ties are everywhere; now and then all different.
+fn scores(rig: &mut Rig, count: usize) -> Vec<f32> {
+    let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 0.0, -1.5];
+    let kind = rig.random.below(4);
+    (0..count)
+        .map(|_| match (kind, rig.random.below(12)) {
+            (0, _) => rig.random.float(),
+            (1, _) => 1.0,
+            (_, choice) if choice < special.len() => special[choice],
+            (_, choice) => choice as f32 / 4.0,
+        })
+        .collect()
+}
+
+fn check_run(rig: &mut Rig, selector_code: SourceFile, slots: usize, blocks: usize, fetch_ratio: f64) -> Outcome<()> {
+    assert_eq!(ENTRY, entry_bytes(HEAD_DIM));
+    let (requests, kv_heads) = (4, 2);
+    let spec = CappedLru { fetch_ratio };
+    let cap = spec.build()?.cap(slots);
+    let shape = Select::for_blocks(HEAD_DIM, slots, blocks + 2, selector_code).ok_or("too many blocks")?;
+    let kernel = rig.device.load(&rig.compiler, &shape)?;
+    let mut batch = Batch::new(rig, shape, requests, kv_heads, blocks + 2, cap)?;
+    let mut oracles = Vec::new();
+    for pair in 0..requests * kv_heads {
+        let (set, selector) = (WorkingSet::new(1, slots), spec.build()?);
+        oracles.push(Oracle { set, selector, pair, request: pair / kv_heads, kv_heads });
+    }
+    // Padding, one that completes a block at once, one that does soon, one that has fewer blocks than slots.
+    let mut positions = [-1, blocks as i32 * 16 - 1, blocks as i32 * 16 + 12, slots.min(blocks) as i32 * 8 + 13];
+    let (mut different_slots, mut different_steps, mut different_copies) = (0, 0, 0);
+    for step in 1..=9_u32 {
+        batch.position.write(&positions)?;
+        batch.step.write(&[step])?;
+        batch.list.fill(0)?;
+        let all = scores(rig, requests * kv_heads * batch.stride);
+        batch.scores.write(&all)?;
+        // SAFETY: the buffers have the sizes that the shape asks for; the kernel only computes with the other addresses.
+        unsafe { kernel.launch(&rig.stream, (kv_heads as u32, requests as u32), &batch.params())? };
+        let (slot_block, last) = (batch.slot_block.read()?, batch.last_selected.read()?);
+        let mut got = batch.copies.read()?;
+        got.truncate(batch.list.read()?[0].count as usize);
+        let mut want = Vec::new();
+        for (pair, oracle) in oracles.iter_mut().enumerate() {
+            let position = positions[pair / kv_heads];
+            let complete = ((position + 1) / 16) as usize;
+            if complete > 0 {
+                let completed = ((position + 1) % 16 == 0).then(|| complete - 1);
+                want.extend(oracle.select(&all[pair * batch.stride..][..complete], completed, Step(step.into())));
+            }
+            let have = oracle.set.head(KvHead(0));
+            for slot in 0..slots {
+                let block = have.blocks[slot].map_or(-1, |block| block.0 as i32);
+                different_slots += usize::from(slot_block[pair * slots + slot] != block);
+                different_steps +=
+                    usize::from(block >= 0 && u64::from(last[pair * slots + slot]) != have.last_selected[slot].0);
+            }
+        }
+        let order = |copy: &EntryCopy| (copy.to.0, copy.from.0);
+        got.sort_by_key(order);
+        want.sort_by_key(order);
+        different_copies += usize::from(got != want);
+        positions.iter_mut().filter(|position| **position >= 0).for_each(|position| *position += 1);
+    }
+    let what = format!("{slots} slots, {blocks} blocks, cap {cap}, 9 steps");
+    let got = [different_slots, different_steps, different_copies];
+    rig.same(name::<Select>(&format!("{what}: slots, steps, copies")), &got, &[0, 0, 0]);
+    Ok(())
+}
+
+pub fn check(rig: &mut Rig) -> Outcome<()> {
+    let code = selector(&CappedLru::default())?;
+    for (slots, blocks, ratio) in [
+        (128, 1022, 0.05),
+        (128, 2046, 0.05),
+        (128, 130, 0.05),
+        (128, 90, 0.05),
+        (128, 1022, 0.0),
+        (128, 1022, 1.0),
+        (1, 40, 1.0),
+        (8, 8, 0.5),
+        (20, 33, 0.5),
+        (300, 3000, 0.03),
+        (300, 8000, 0.03),
+        (512, 16_000, 1.0),
+    ] {
+        for _ in 0..3 {
+            check_run(rig, code, slots, blocks, ratio)?;
+        }
+    }
+    Ok(())
+}
+
+pub fn time(rig: &mut Rig) -> Outcome<()> {
+    let code = selector(&CappedLru::default())?;
+    for (requests, blocks) in [(8, 1024), (64, 1024), (64, 2048), (128, 1024)] {
+        let (kv_heads, slots, launches) = (8, 128, 20);
+        let shape = Select::for_blocks(HEAD_DIM, slots, blocks, code).ok_or("too many blocks")?;
+        let kernel = rig.device.load(&rig.compiler, &shape)?;
+        let mut batch = Batch::new(rig, shape, requests, kv_heads, blocks, 6)?;
+        batch.position.write(&vec![blocks as i32 * 16 + 3; requests])?;
+        batch.step.write(&[1])?;
+        // A tenth of the wanted set changes from step to step, about what decoding shows.
+        let base: Vec<f32> = (0..requests * kv_heads * blocks).map(|_| rig.random.float() * 3.0).collect();
+        let mut steps = Vec::new();
+        for _ in 0..launches {
+            let drifted: Vec<f32> = base.iter().map(|score| score + 0.08 * rig.random.float()).collect();
+            steps.push(rig.device.upload(&drifted)?);
+        }
+        // Every replay appends to the list: it has room for all that the launches of all replays may append.
+        batch.copies = rig.device.zeros(requests * kv_heads * (slots + 6 * launches * 10))?;
+        let params = |i: usize| SelectParams { scores: steps[i].address(), ..batch.params() };
+        // SAFETY: as in `check_run`.
+        let micros = unsafe {
+            rig.micros(launches, |i| kernel.launch(&rig.stream, (kv_heads as u32, requests as u32), &params(i)))?
+        };
+        rig.record(
+            format!("top-K + select, batch {requests}, {blocks} blocks, K 128, C 6"),
+            micros,
+            0.0,
+            "aim 12 us at batch 64",
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,165 @@
+// From the QKV product of a layer to what attention reads: RMSNorm of query and key heads (Qwen3), rotary embedding,
+// keys and values into the tail block, and the summary of a block that its last token completes. One warp a head.
+//
+// The draft token (the second of QUERIES) is scratch: it lies in the tail, where the next normal token overwrites it,
+// and is never summarised.
+//
+// -D SUMMARIZER="file" HEAD_DIM=64|128 QUERIES=1|2
+#include "layout.cuh"
+#include SUMMARIZER
+
+constexpr int kHalf = HEAD_DIM / 2;
+constexpr int kPer = HEAD_DIM / 64;  // coordinates of each half in a lane: lane * kPer and following
+constexpr u32 kTileBytes = kBlock * Summarizer::kRows * kKeyRowBytes;
+
+struct Params {
+    const u8* qkv;          // bf16 [requests * QUERIES][q_heads + 2 kv_heads][HEAD_DIM]
+    const u8* q_norm;       // bf16 [HEAD_DIM], null without norms
+    const u8* k_norm;       // bf16 [HEAD_DIM]
+    const float2* rotation; // [positions][HEAD_DIM / 2] cosine and sine
+    const i32* position;    // [requests] position of the first query token; -1 for padding
+    u8* q;                  // bf16 [requests * QUERIES][q_heads][HEAD_DIM]
+    u8* tail;               // [requests][kv_heads][2] entries; block b lies at b % 2
+    u8* summaries;          // [requests][kv_heads][max_tiles] tiles of 16 blocks; null for none
+    i32 requests, q_heads, kv_heads, max_tiles;
+    float eps;
+};
+
+// A lane's coordinates of one head.
+struct Head {
+    float low[kPer], high[kPer];
+
+    DEVICE static Head load(const u8* row) {
+        Head head;
+        const int lane = threadIdx.x & 31;
+        if constexpr (kPer == 2) {
+            const u32* pairs = reinterpret_cast<const u32*>(row);
+            const u32 low = pairs[lane], high = pairs[32 + lane];
+            head.low[0] = bf16_low(low);
+            head.low[1] = bf16_high(low);
+            head.high[0] = bf16_low(high);
+            head.high[1] = bf16_high(high);
+        } else {
+            head.low[0] = bf16_float(reinterpret_cast<const u16*>(row)[lane]);
+            head.high[0] = bf16_float(reinterpret_cast<const u16*>(row)[32 + lane]);
+        }
+        return head;
+    }
+    // Writes the lane's coordinates to the places of those coordinates.
+    DEVICE void store(u8* low_at, u8* high_at) const {
+        if constexpr (kPer == 2) {
+            *reinterpret_cast<u32*>(low_at) = bf16_pair(low[0], low[1]);
+            *reinterpret_cast<u32*>(high_at) = bf16_pair(high[0], high[1]);
+        } else {
+            *reinterpret_cast<u16*>(low_at) = bf16_bits(low[0]);
+            *reinterpret_cast<u16*>(high_at) = bf16_bits(high[0]);
+        }
+    }
+    DEVICE void normalise(const u8* weight, float eps) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kPer; i++) sum += low[i] * low[i] + high[i] * high[i];
+#pragma unroll
+        for (int d = 16; d > 0; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
+        const float scale = rsqrtf(sum / HEAD_DIM + eps);
+        const Head w = load(weight);
+#pragma unroll
+        for (int i = 0; i < kPer; i++) {
+            low[i] *= scale * w.low[i];
+            high[i] *= scale * w.high[i];
+        }
+    }
+    DEVICE void rotate(const float2* angles) {
+        const int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int i = 0; i < kPer; i++) {
+            const float2 angle = __ldg(angles + lane * kPer + i);
+            const float a = low[i], b = high[i];
+            low[i] = a * angle.x - b * angle.y;
+            high[i] = b * angle.x + a * angle.y;
+        }
+    }
+    DEVICE void round_to_bf16() {
+#pragma unroll
+        for (int i = 0; i < kPer; i++) {
+            low[i] = bf16_float(bf16_bits(low[i]));
+            high[i] = bf16_float(bf16_bits(high[i]));
+        }
+    }
+};
+
+// Key `token` of a tail entry; every lane gets its coordinates.
+DEVICE Head load_key(const u8* entry, u32 token) {
+    const u32 d = (threadIdx.x & 31) * kPer;
+    Head head;
+    const u8 *low = entry + key_offset(token, d), *high = entry + key_offset(token, kHalf + d);
+    if constexpr (kPer == 2) {
+        const u32 a = *reinterpret_cast<const u32*>(low), b = *reinterpret_cast<const u32*>(high);
+        head.low[0] = bf16_low(a);
+        head.low[1] = bf16_high(a);
+        head.high[0] = bf16_low(b);
+        head.high[1] = bf16_high(b);
+    } else {
+        head.low[0] = bf16_float(*reinterpret_cast<const u16*>(low));
+        head.high[0] = bf16_float(*reinterpret_cast<const u16*>(high));
+    }
+    return head;
+}
+
+// Summary of block `block`, whose last key is `last` and whose others are in its tail entry.
+DEVICE void summarise(const Params& p, i32 pair, i32 block, const u8* entry, const Head& last) {
+    constexpr int kRows = Summarizer::kRows;
+    Head rows[kRows], keys[kBlock];
+#pragma unroll
+    for (int token = 0; token + 1 < kBlock; token++) keys[token] = load_key(entry, token);
+    keys[kBlock - 1] = last;
+    u8* const tile = p.summaries + ((u64)pair * p.max_tiles + block / kBlock) * kTileBytes;
+    const u32 row = block % kBlock, d = (threadIdx.x & 31) * kPer;
+#pragma unroll
+    for (int part = 0; part < kRows; part++) {
+#pragma unroll
+        for (int i = 0; i < kPer; i++) {
+            float low = Summarizer::init(part), high = low;
+#pragma unroll
+            for (int token = 0; token < kBlock; token++) {
+                low = Summarizer::update(part, low, keys[token].low[i]);
+                high = Summarizer::update(part, high, keys[token].high[i]);
+            }
+            rows[part].low[i] = Summarizer::finish(part, low, kBlock);
+            rows[part].high[i] = Summarizer::finish(part, high, kBlock);
+        }
+        rows[part].store(tile + summary_offset<kRows>(row, part, d),
+                         tile + summary_offset<kRows>(row, part, kHalf + d));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) append_tokens(const __grid_constant__ Params p) {
+    const i32 lane = threadIdx.x & 31, heads = p.q_heads + 2 * p.kv_heads;
+    const i32 index = blockIdx.x * 4 + (threadIdx.x >> 5);
+    if (index >= p.requests * QUERIES * heads) return;
+    const i32 row = index / heads, head = index % heads, request = row / QUERIES, token = row % QUERIES;
+    const i32 first = __ldg(p.position + request), position = first + token;
+    if (first < 0) return;
+
+    Head x = Head::load(p.qkv + (u64)index * HEAD_DIM * 2);
+    const bool is_value = head >= p.q_heads + p.kv_heads, is_query = head < p.q_heads;
+    if (!is_value) {
+        if (p.q_norm) x.normalise(is_query ? p.q_norm : p.k_norm, p.eps);
+        x.rotate(p.rotation + (u64)position * kHalf);
+    }
+    const u32 d = lane * kPer;
+    if (is_query) {
+        u8* const out = p.q + ((u64)row * p.q_heads + head) * HEAD_DIM * 2;
+        x.store(out + d * 2, out + (kHalf + d) * 2);
+        return;
+    }
+    const i32 kv_head = head - p.q_heads - (is_value ? p.kv_heads : 0), pair = request * p.kv_heads + kv_head;
+    const i32 block = position / kBlock;
+    u8* const entry = p.tail + ((u64)pair * 2 + (block & 1)) * kEntryBytes;
+    u8* const half = entry + (is_value ? kHalfEntryBytes : 0);
+    x.store(half + key_offset(position % kBlock, d), half + key_offset(position % kBlock, kHalf + d));
+    if (!is_value && token == 0 && position % kBlock == kBlock - 1 && p.summaries) {
+        x.round_to_bf16();
+        summarise(p, pair, block, entry, x);
+    }
+}

@@ -1,0 +1,16 @@
+// The list of copies that selection writes and the gather carries out.
+#pragma once
+#include "prelude.cuh"
+
+// One entry to be copied; either side may be device memory or mapped host memory.
+struct EntryCopy {
+    u64 from, to;
+};
+
+// Header of a list; `EntryCopy`s follow in an array of their own.
+struct CopyList {
+    u32 count;     // copies waiting; the gather sets it back to 0
+    u32 finished;  // CTAs of the gather that are done
+    // Sums since the start: entries of first working sets, admitted entries, entries that the cap left outside.
+    u64 filled, admitted, deferred;
+};

@@ -1,0 +1,74 @@
+use super::*;
+use crate::kernels::{self, KernelSpec};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// The compiler, or `None` where there is none, said aloud; under CI its absence is a failure.
+fn nvrtc() -> Option<Nvrtc> {
+    match Nvrtc::open() {
+        Ok(nvrtc) => Some(nvrtc),
+        Err(error) => {
+            assert!(std::env::var_os("CI").is_none(), "CI must compile the kernels: {error}");
+            // Not the macro, whose output a passing test hides.
+            let _ = writeln!(std::io::stderr(), "SKIPPED: no kernel is compiled. {error}");
+            None
+        }
+    }
+}
+
+fn compiler() -> Option<Compiler> {
+    nvrtc().map(|nvrtc| Compiler::new(nvrtc, "sm_90a", None))
+}
+
+#[test]
+fn every_kernel_compiles_without_a_register_spill() {
+    let Some(compiler) = compiler() else { return };
+    for unit in kernels::catalogue() {
+        let cubin = compiler.compile(&unit).unwrap_or_else(|error| panic!("{:?}: {error}", unit.defines));
+        assert!(!cubin.reports.is_empty(), "{}: no report", unit.source.name);
+        for report in &cubin.reports {
+            assert!(!report.spills(), "{} {:?}: {report:?}", unit.source.name, unit.defines);
+        }
+    }
+}
+
+fn scan_with(text: &'static str) -> Unit {
+    let summarizer = SourceFile { name: "mine.cuh", text };
+    kernels::Scan { head_dim: 64, group: 2, queries: 2, query: 1, max: false, stages: 2, summarizer, rows: 1 }.unit()
+}
+
+#[test]
+fn an_error_in_a_policy_shows_its_own_file_and_line() {
+    let Some(compiler) = compiler() else { return };
+    let error =
+        compiler.compile(&scan_with("struct Summarizer {\n  static constexpr int kRows = one;\n};\n")).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("mine.cuh(2): error"), "{text}");
+    assert!(text.contains("\"one\" is undefined"), "{text}");
+}
+
+#[test]
+fn the_cache_keeps_what_was_compiled_and_tells_sources_apart() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let compiler = Compiler::new(nvrtc, "sm_90a", Some(CubinCache::new(folder.path())));
+    let files = || std::fs::read_dir(folder.path()).unwrap().count();
+    let unit = kernels::Activation.unit();
+    let first = compiler.compile(&unit).unwrap();
+    assert_eq!((files(), &compiler.compile(&unit).unwrap()), (1, &first));
+    let mut other = unit.clone();
+    other.defines.push("UNUSED=1".to_owned());
+    compiler.compile(&other).unwrap();
+    assert_eq!(files(), 2);
+    assert!(compiler.compile(&scan_with("broken")).is_err());
+    assert_eq!(files(), 2);
+}
+
+#[test]
+fn a_missing_compiler_names_what_was_searched_and_how_to_get_it() {
+    let error = Nvrtc::open_in(&PathBuf::from("nowhere")).err().expect("there is no such folder").to_string();
+    assert!(
+        error.contains("nowhere/lib") && error.contains("fetch-nvrtc.sh") && error.contains("OASIS_NVRTC_DIR"),
+        "{error}"
+    );
+}

@@ -1,0 +1,141 @@
+//! Streams, events and graphs.
+
+use super::error::Check;
+use super::{Device, DeviceError};
+use cudarc::driver::{CudaEvent, CudaStream, result, sys};
+use std::sync::Arc;
+
+/// Which work goes first where streams compete for the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Priority {
+    /// After everything else.
+    Low,
+    /// Between.
+    Middle,
+    /// Before everything else.
+    High,
+}
+
+/// A queue of work. Dropping it does not wait: what the work uses must outlive it.
+#[derive(Clone)]
+pub struct Stream {
+    device: Device,
+    stream: Arc<CudaStream>,
+}
+
+impl Stream {
+    pub(super) fn new(device: &Device, priority: Priority) -> Result<Self, DeviceError> {
+        device.bind()?;
+        let (low, high) = result::stream::get_priority_range().check(|| "asking for the range of priorities")?;
+        let priority = match priority {
+            Priority::Low => low,
+            Priority::Middle => (low + high) / 2,
+            Priority::High => high,
+        };
+        let stream = device.context.new_stream_with_priority(priority).check(|| "creating a stream")?;
+        Ok(Self { device: device.clone(), stream })
+    }
+
+    /// Waits until all work of the stream is done.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of any work before.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        self.stream.synchronize().check(|| "waiting for a stream")
+    }
+
+    /// Records `event` after the work so far.
+    ///
+    /// # Errors
+    /// [`DeviceError`] from the driver.
+    pub fn record(&self, event: &Event) -> Result<(), DeviceError> {
+        event.0.record(&self.stream).check(|| "recording an event")
+    }
+
+    /// Lets the work to come wait for `event`.
+    ///
+    /// # Errors
+    /// [`DeviceError`] from the driver.
+    pub fn wait(&self, event: &Event) -> Result<(), DeviceError> {
+        self.stream.wait(&event.0).check(|| "waiting for an event")
+    }
+
+    /// Captures what `work` queues, on this stream and on those that wait for it and are waited for again, as a graph.
+    ///
+    /// # Errors
+    /// The error of `work`, or [`DeviceError`] from the driver; the stream can be used again either way.
+    pub fn capture(&self, work: impl FnOnce() -> Result<(), DeviceError>) -> Result<Graph, DeviceError> {
+        self.device.bind()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives.
+        unsafe { result::stream::begin_capture(self.stream.cu_stream(), mode) }.check(|| "beginning a capture")?;
+        let done = work();
+        // SAFETY: the capture that was begun above is ended here, whatever came between.
+        let graph = unsafe { result::stream::end_capture(self.stream.cu_stream()) };
+        done?;
+        let graph = graph.check(|| "ending a capture")?;
+        let mut executable = std::ptr::null_mut();
+        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+        // SAFETY: the graph was just captured and is destroyed below, once.
+        let status = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, flags.0.into()) };
+        // SAFETY: an executable graph does not refer to the graph that it was made from.
+        let destroyed = unsafe { sys::cuGraphDestroy(graph) };
+        status.result().check(|| "instantiating a graph")?;
+        let graph = Graph { device: self.device.clone(), executable };
+        destroyed.result().check(|| "destroying a captured graph")?;
+        Ok(graph)
+    }
+
+    /// The driver's handle.
+    pub(super) fn handle(&self) -> sys::CUstream {
+        self.stream.cu_stream()
+    }
+}
+
+/// A point in a stream's work.
+pub struct Event(CudaEvent);
+
+impl Event {
+    pub(super) fn new(device: &Device) -> Result<Self, DeviceError> {
+        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        device.context.new_event(flags).check(|| "creating an event").map(Self)
+    }
+
+    /// Microseconds from this event to `end`; waits for both.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when one was never recorded, or of the work before.
+    pub fn micros_until(&self, end: &Event) -> Result<f64, DeviceError> {
+        self.0.elapsed_ms(&end.0).check(|| "reading two events").map(|ms| f64::from(ms) * 1e3)
+    }
+}
+
+/// Captured work that is launched as one.
+pub struct Graph {
+    device: Device,
+    executable: sys::CUgraphExec,
+}
+
+impl Graph {
+    /// Queues the work on `stream`.
+    ///
+    /// # Safety
+    /// All memory that the captured launches use is still there, and stays until they are done.
+    ///
+    /// # Errors
+    /// [`DeviceError`] from the driver.
+    pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.device.bind()?;
+        // SAFETY: graph and stream live; the caller answers for the memory.
+        unsafe { sys::cuGraphLaunch(self.executable, stream.handle()) }.result().check(|| "launching a graph")
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: the executable was created by `capture` and is destroyed once; the driver waits for launches.
+            unsafe { sys::cuGraphExecDestroy(self.executable) };
+        }
+    }
+}

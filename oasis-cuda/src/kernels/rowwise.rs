@@ -1,0 +1,190 @@
+//! Small kernels that work row by row, and the stream that measures the memory.
+
+use super::{Address, KernelParams, KernelSpec, file, unit};
+use crate::compile::Unit;
+
+/// Implements [`KernelSpec`] for a kernel of one source file with a fixed number of threads.
+macro_rules! kernel {
+    ($shape:ident, $params:ident, $file:literal, $entry:literal, $threads:expr, $defines:expr) => {
+        // SAFETY: the fields are those of `Params` in the source file.
+        unsafe impl KernelParams for $params {}
+
+        impl KernelSpec for $shape {
+            type Params = $params;
+            const ENTRY: &'static str = $entry;
+
+            fn unit(&self) -> Unit {
+                let defines: fn(&Self) -> Vec<(&'static str, usize)> = $defines;
+                unit(file!($file), &defines(self))
+            }
+
+            fn threads(&self) -> u32 {
+                let threads: fn(&Self) -> u32 = $threads;
+                threads(self)
+            }
+        }
+    };
+}
+
+/// What every layer of a step works on, from the positions; one CTA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Schedule {
+    /// Query tokens of a request.
+    pub queries: usize,
+}
+
+/// Parameters of [`Schedule`].
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ScheduleParams {
+    /// i32 `[requests]`: position of the first query token; -1 for padding.
+    pub position: Address,
+    /// i32 `[requests + 1]`. Written: entries of a KV head, tail included, before each request.
+    pub entry_start: Address,
+    /// i32 `[requests + 1]`. Written: summary tiles of a KV head before each request.
+    pub tile_start: Address,
+    /// i32 `[requests]`. Written: complete blocks.
+    pub blocks: Address,
+    /// u32 `[1]`. Counted up.
+    pub step: Address,
+    /// Requests, at most 1,024.
+    pub requests: i32,
+    /// Entries of a KV head that stay on the device.
+    pub slots: i32,
+}
+
+kernel!(Schedule, ScheduleParams, "schedule.cu", "schedule_step", |_| 1024, |shape| vec![("QUERIES", shape.queries)]);
+
+/// `residual += x`, then RMSNorm; one CTA a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddNorm {
+    /// Elements of a row, a multiple of 8.
+    pub hidden: usize,
+}
+
+impl AddNorm {
+    /// Groups of 8 elements that a thread holds.
+    fn items(&self) -> usize {
+        self.hidden.div_ceil(8 * 1024)
+    }
+}
+
+/// Parameters of [`AddNorm`].
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct AddNormParams {
+    /// bf16 `[rows][hidden]`. Updated where there is `x`.
+    pub residual: Address,
+    /// bf16 `[rows][hidden]`; none to add nothing.
+    pub x: Address,
+    /// bf16 `[hidden]`.
+    pub weight: Address,
+    /// bf16 `[rows][hidden]`. Written.
+    pub out: Address,
+    /// Elements of a row.
+    pub hidden: i32,
+    /// Epsilon.
+    pub eps: f32,
+}
+
+kernel!(
+    AddNorm,
+    AddNormParams,
+    "norm.cu",
+    "add_rms_norm",
+    |shape| shape.hidden.div_ceil(8 * shape.items()).next_multiple_of(32) as u32,
+    |shape| vec![("ITEMS", shape.items())]
+);
+
+/// `silu(gate) * up`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Activation;
+
+impl Activation {
+    /// CTAs for `rows` rows of `width` elements.
+    pub fn ctas(&self, rows: usize, width: usize) -> u32 {
+        (rows * width / 8).div_ceil(256) as u32
+    }
+}
+
+/// Parameters of [`Activation`].
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ActivationParams {
+    /// bf16 `[rows][2][width]`: the gates of a row, then its ups.
+    pub gate_up: Address,
+    /// bf16 `[rows][width]`. Written.
+    pub out: Address,
+    /// Rows.
+    pub rows: i32,
+    /// Elements of a row, a multiple of 8.
+    pub width: i32,
+}
+
+kernel!(Activation, ActivationParams, "activation.cu", "swiglu", |_| 256, |_| Vec::new());
+
+/// Rows of the embedding; one CTA a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Embed;
+
+/// Parameters of [`Embed`].
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct EmbedParams {
+    /// bf16 `[vocab][hidden]`.
+    pub table: Address,
+    /// i32 `[rows]`.
+    pub tokens: Address,
+    /// bf16 `[rows][hidden]`. Written.
+    pub out: Address,
+    /// Elements of a row, a multiple of 8.
+    pub hidden: i32,
+}
+
+kernel!(Embed, EmbedParams, "embed.cu", "embed_tokens", |_| 256, |_| Vec::new());
+
+/// The next token of every row, greedy or drawn with a temperature; the grid is `[rows][ctas of a row]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample;
+
+/// Parameters of [`Sample`].
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct SampleParams {
+    /// f32 `[rows][vocab]`.
+    pub logits: Address,
+    /// f32 `[rows]`: 0 is greedy.
+    pub temperature: Address,
+    /// u64 `[rows]`.
+    pub seed: Address,
+    /// i32 `[rows]`.
+    pub position: Address,
+    /// u64 `[rows]`, zero between launches.
+    pub best: Address,
+    /// u32 `[rows]`, zero between launches.
+    pub arrived: Address,
+    /// i32 `[rows]`. Written: -1 where no logit is a number above negative infinity.
+    pub token: Address,
+    /// Logits of a row.
+    pub vocab: i32,
+}
+
+kernel!(Sample, SampleParams, "sample.cu", "sample_tokens", |_| 512, |_| Vec::new());
+
+/// Reads memory as fast as it goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream;
+
+/// Parameters of [`Stream`].
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct StreamParams {
+    /// 16-byte units `[count]`.
+    pub data: Address,
+    /// Units.
+    pub count: u64,
+    /// u32 `[1]`.
+    pub sum: Address,
+}
+
+kernel!(Stream, StreamParams, "stream.cu", "read_stream", |_| 512, |_| Vec::new());

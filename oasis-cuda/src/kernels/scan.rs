@@ -1,0 +1,76 @@
+//! Scores of all complete blocks by a linear summarizer.
+
+use super::{Address, KernelParams, KernelSpec, file, unit_with_policy};
+use crate::compile::{SourceFile, Unit};
+use crate::layout::tile_bytes;
+
+/// Shape of a scan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scan {
+    /// Elements of a head: 64 or 128.
+    pub head_dim: usize,
+    /// Query heads of a KV head: 1 to 16.
+    pub group: usize,
+    /// Query tokens of a request.
+    pub queries: usize,
+    /// The one that blocks are ranked by.
+    pub query: usize,
+    /// Join the scores of a group by their maximum; else by their sum.
+    pub max: bool,
+    /// Tiles in flight per warp.
+    pub stages: usize,
+    /// Device code of the summarizer.
+    pub summarizer: SourceFile,
+    /// Its rows per block.
+    pub rows: usize,
+}
+
+/// Parameters of a scan.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ScanParams {
+    /// bf16 `[requests][queries][kv_heads * group][head_dim]`.
+    pub q: Address,
+    /// `[requests][kv_heads][max_tiles]` tiles of 16 blocks.
+    pub summaries: Address,
+    /// i32 `[requests + 1]`: tiles of a KV head before each request.
+    pub start: Address,
+    /// i32 `[requests]`: complete blocks.
+    pub blocks: Address,
+    /// f32 `[requests][kv_heads][max_tiles * 16]`; places beyond the last block are left alone.
+    pub scores: Address,
+    /// Requests.
+    pub requests: i32,
+    /// KV heads.
+    pub kv_heads: i32,
+    /// Most tiles of a KV head.
+    pub max_tiles: i32,
+}
+
+// SAFETY: the fields are those of `Params` in scan.cu.
+unsafe impl KernelParams for ScanParams {}
+
+impl KernelSpec for Scan {
+    type Params = ScanParams;
+    const ENTRY: &'static str = "scan_summaries";
+
+    fn unit(&self) -> Unit {
+        let defines = [
+            ("HEAD_DIM", self.head_dim),
+            ("GROUP", self.group),
+            ("QUERIES", self.queries),
+            ("QUERY", self.query),
+            ("AGGREGATE_MAX", usize::from(self.max)),
+            ("STAGES", self.stages),
+        ];
+        unit_with_policy(file!("scan.cu"), &defines, "SUMMARIZER", self.summarizer)
+    }
+
+    fn threads(&self) -> u32 {
+        128
+    }
+
+    fn shared_bytes(&self) -> usize {
+        4 * self.stages * tile_bytes(self.rows, self.head_dim)
+    }
+}

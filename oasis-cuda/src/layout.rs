@@ -1,0 +1,65 @@
+//! Where keys, values and summaries lie on the device and in the host memory that it copies from; the same as
+//! `kernels/layout.cuh`.
+
+/// Number of the entry layout that kernels, stores, transports and peers must agree on.
+///
+/// Version 2: an entry is `K[16][head_dim]` then `V[16][head_dim]` in bf16, a summary tile `[16 blocks][rows *
+/// head_dim]` in bf16; in both, 16-byte chunk `c` of row `r` lies at chunk `c ^ (r % 8)` of that row. A plain bulk copy
+/// then gives shared memory that matrix loads read without bank conflicts.
+pub const LAYOUT_VERSION: u32 = 2;
+
+/// Tokens of a block.
+pub const BLOCK_TOKENS: usize = 16;
+
+/// Bytes of one entry: keys and values of one block and one KV head.
+pub fn entry_bytes(head_dim: usize) -> usize {
+    2 * BLOCK_TOKENS * head_dim * 2
+}
+
+/// Bytes of one summary tile: 16 blocks of `rows` summary rows.
+pub fn tile_bytes(rows: usize, head_dim: usize) -> usize {
+    BLOCK_TOKENS * rows * head_dim * 2
+}
+
+/// Byte within an entry of coordinate `d` of the key of token `token`.
+pub fn key_offset(head_dim: usize, token: usize, d: usize) -> usize {
+    swizzled(token, head_dim, d)
+}
+
+/// Byte within an entry of coordinate `d` of the value of token `token`.
+pub fn value_offset(head_dim: usize, token: usize, d: usize) -> usize {
+    entry_bytes(head_dim) / 2 + swizzled(token, head_dim, d)
+}
+
+/// Byte within a tile of coordinate `d` of row `row` of block `block`, both counted within the tile and the block.
+pub fn summary_offset(rows: usize, head_dim: usize, block: usize, row: usize, d: usize) -> usize {
+    swizzled(block, rows * head_dim, row * head_dim + d)
+}
+
+fn swizzled(row: usize, width: usize, column: usize) -> usize {
+    row * width * 2 + (((column / 8) ^ (row % 8)) * 8 + column % 8) * 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_of_an_entry_and_of_a_tile_is_used_once() {
+        for head_dim in [64, 128] {
+            let tokens = (0..BLOCK_TOKENS).flat_map(|t| (0..head_dim).map(move |d| (t, d)));
+            let mut offsets: Vec<usize> =
+                tokens.flat_map(|(t, d)| [key_offset(head_dim, t, d), value_offset(head_dim, t, d)]).collect();
+            offsets.sort_unstable();
+            assert_eq!(offsets, (0..entry_bytes(head_dim)).step_by(2).collect::<Vec<_>>());
+            for rows in [1, 2] {
+                let blocks = (0..BLOCK_TOKENS).flat_map(|b| (0..rows).map(move |r| (b, r)));
+                let mut offsets: Vec<usize> = blocks
+                    .flat_map(|(b, r)| (0..head_dim).map(move |d| summary_offset(rows, head_dim, b, r, d)))
+                    .collect();
+                offsets.sort_unstable();
+                assert_eq!(offsets, (0..tile_bytes(rows, head_dim)).step_by(2).collect::<Vec<_>>());
+            }
+        }
+    }
+}
