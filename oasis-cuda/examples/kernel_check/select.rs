@@ -101,10 +101,10 @@ impl Oracle {
         }
         let mut admissions = plan.head(0, head).to_vec();
         admissions.iter().for_each(|admission| self.set.place(head, *admission, step));
-        self.set.touch(head, want.head(0, head), step);
+        self.set.touch(head, want.wanted(0, head), step);
         let mut promotion = None;
         if let Some(block) = completed.map(BlockId::from).filter(|block| !self.set.head(head).contains(*block)) {
-            promotion = self.set.promotion_slot(head, want.head(0, head));
+            promotion = self.set.promotion_slot(head, want.wanted(0, head));
             if let Some(slot) = promotion {
                 self.set.place(head, Admission { block, slot }, step);
             }
