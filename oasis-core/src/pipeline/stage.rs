@@ -40,13 +40,13 @@ pub enum WorkerPriority {
     /// Like every other thread: for stages that only drive a device.
     #[default]
     Normal,
-    /// Only on cores that the foreground leaves idle: for stages that compute on the foreground's own cores. Never late
-    /// by much, since a foreground that waits for a layer leaves its cores to the stages.
+    /// Only on the last core, and there only while the foreground leaves it idle: for stages that compute on the
+    /// foreground's own cores. Never late by much, since a foreground that waits for a layer leaves its cores idle.
     WhenIdle,
 }
 
 impl WorkerPriority {
-    /// Applies to the calling thread; where the system has no such class, the thread stays as it is.
+    /// Applies to the calling thread; where the system has no such means, the thread stays as it is.
     fn apply(self) {
         #[cfg(target_os = "linux")]
         if self == Self::WhenIdle {
@@ -54,6 +54,11 @@ impl WorkerPriority {
                 NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,
                 thread_native_id,
             };
+            // Anywhere, a stage would also take the core of a foreground thread that yields while it waits for another,
+            // and then nothing of the foreground runs: on two cores 19% of a step instead of 9%.
+            if let Some(last) = core_affinity::get_core_ids().and_then(|cores| cores.last().copied()) {
+                core_affinity::set_for_current(last);
+            }
             let idle = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
             // A container may forbid it; the stages then compete like any thread.
             let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, idle);
