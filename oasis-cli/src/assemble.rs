@@ -3,6 +3,7 @@
 use crate::error::{CliError, CliResult};
 use crate::progress::Progress;
 use oasis_core::config::{Budget, Config, ConfigError, DeviceKind, Resolved, WeightDtype};
+use oasis_core::executor::Executor;
 use oasis_core::geometry::{KvDtype, KvGeometry};
 use oasis_core::memory::{KvStore, Transport};
 use oasis_core::pipeline::Tracer;
@@ -175,6 +176,8 @@ pub fn load_model(config: &Config, model: &Model) -> CliResult<Arc<CpuModel>> {
         Some(head) => Some(Arc::new(head.load(spec, precision, &mut |_| ())?)),
         None => None,
     };
+    let provenance = model.checkpoint.provenance();
+    tracing::info!(model = %provenance.name, dtype = provenance.dtype, bytes = provenance.file_bytes, "weights loaded");
     Ok(Arc::new(CpuModel::new(spec.clone(), weights, head)))
 }
 
@@ -188,7 +191,10 @@ pub fn start_executor(
     policies: Policies,
     tracer: Tracer,
 ) -> CliResult<CpuExecutor> {
-    Ok(CpuExecutor::new(weights, policies.residency(config.kv.budget_blocks), cpu_options(config), tracer)?)
+    let executor = CpuExecutor::new(weights, policies.residency(config.kv.budget_blocks), cpu_options(config), tracer)?;
+    let info = executor.info();
+    tracing::info!(device = %info.device, budget = %config.kv.budget_blocks, cap = info.cap, "executor started");
+    Ok(executor)
 }
 
 /// Sizes of a CPU executor.

@@ -118,12 +118,16 @@ struct Document<'a> {
 pub fn run(args: &RunArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;
     let tracer = if trace.is_some() { Tracer::recording() } else { Tracer::default() };
-    match args.prompt.read()? {
-        Some(prompt) => answer(args, global, &prompt, &tracer, out)?,
-        None if args.shorthands.are_absent() && !args.json => demo::run(global, &tracer, out)?,
+    let result = match args.prompt.read()? {
+        Some(prompt) => answer(args, global, &prompt, &tracer, out),
+        None if args.shorthands.are_absent() && !args.json => demo::run(global, &tracer, out),
         None => return Err(PromptArgs::missing()),
+    };
+    // The steps before a Ctrl-C are worth looking at too.
+    if let (Some(file), Ok(()) | Err(CliError::Interrupted)) = (trace, &result) {
+        file.write(&tracer)?;
     }
-    trace.map_or(Ok(()), |file| file.write(&tracer))
+    result
 }
 
 fn answer(args: &RunArgs, global: &GlobalArgs, prompt: &str, tracer: &Tracer, out: &mut dyn Write) -> CliResult {
