@@ -1,15 +1,14 @@
 // From the QKV product of a layer to what attention reads: RMSNorm of query and key heads (Qwen3), rotary embedding,
-// keys and values into the tail block, and the summary of a block that its last token completes. One warp a head.
+// keys and values into the tail block (or its page), and the summary of a block that its last token completes. One warp a head.
 //
 // The draft token (the second of QUERIES) is scratch: it lies in the tail, where the next normal token overwrites it,
 // and is never summarised.
 //
 // -D SUMMARIZER="file" HEAD_DIM=64|128 QUERIES=1|2
+#include "head.cuh"
 #include "layout.cuh"
 #include SUMMARIZER
 
-constexpr int kHalf = HEAD_DIM / 2;
-constexpr int kPer = HEAD_DIM / 64;  // coordinates of each half in a lane: lane * kPer and following
 constexpr u32 kTileBytes = kBlock * Summarizer::kRows * kKeyRowBytes;
 
 struct Params {
@@ -19,73 +18,11 @@ struct Params {
     const float2* rotation; // [positions][HEAD_DIM / 2] cosine and sine
     const i32* position;    // [requests] position of the first query token; -1 for padding
     u8* q;                  // bf16 [requests * QUERIES][q_heads][HEAD_DIM]
-    u8* tail;               // [requests][kv_heads][2] entries; block b lies at b % 2
+    u8* tail;               // [requests][kv_heads][2] entries, block b lies at b % 2; with pages: [pages][kv_heads]
+    const i32* pages;       // [requests][page_stride] page of each block; null for tails
     u8* summaries;          // [requests][kv_heads][max_tiles] tiles of 16 blocks; null for none
-    i32 requests, q_heads, kv_heads, max_tiles;
+    i32 requests, q_heads, kv_heads, max_tiles, page_stride;
     float eps;
-};
-
-// A lane's coordinates of one head.
-struct Head {
-    float low[kPer], high[kPer];
-
-    DEVICE static Head load(const u8* row) {
-        Head head;
-        const int lane = threadIdx.x & 31;
-        if constexpr (kPer == 2) {
-            const u32* pairs = reinterpret_cast<const u32*>(row);
-            const u32 low = pairs[lane], high = pairs[32 + lane];
-            head.low[0] = bf16_low(low);
-            head.low[1] = bf16_high(low);
-            head.high[0] = bf16_low(high);
-            head.high[1] = bf16_high(high);
-        } else {
-            head.low[0] = bf16_float(reinterpret_cast<const u16*>(row)[lane]);
-            head.high[0] = bf16_float(reinterpret_cast<const u16*>(row)[32 + lane]);
-        }
-        return head;
-    }
-    // Writes the lane's coordinates to the places of those coordinates.
-    DEVICE void store(u8* low_at, u8* high_at) const {
-        if constexpr (kPer == 2) {
-            *reinterpret_cast<u32*>(low_at) = bf16_pair(low[0], low[1]);
-            *reinterpret_cast<u32*>(high_at) = bf16_pair(high[0], high[1]);
-        } else {
-            *reinterpret_cast<u16*>(low_at) = bf16_bits(low[0]);
-            *reinterpret_cast<u16*>(high_at) = bf16_bits(high[0]);
-        }
-    }
-    DEVICE void normalise(const u8* weight, float eps) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kPer; i++) sum += low[i] * low[i] + high[i] * high[i];
-#pragma unroll
-        for (int d = 16; d > 0; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
-        const float scale = rsqrtf(sum / HEAD_DIM + eps);
-        const Head w = load(weight);
-#pragma unroll
-        for (int i = 0; i < kPer; i++) {
-            low[i] *= scale * w.low[i];
-            high[i] *= scale * w.high[i];
-        }
-    }
-    DEVICE void rotate(const float2* angles) {
-        const int lane = threadIdx.x & 31;
-#pragma unroll
-        for (int i = 0; i < kPer; i++) {
-            const float2 angle = __ldg(angles + lane * kPer + i);
-            const float a = low[i], b = high[i];
-            low[i] = a * angle.x - b * angle.y;
-            high[i] = b * angle.x + a * angle.y;
-        }
-    }
-    DEVICE void round_to_bf16() {
-#pragma unroll
-        for (int i = 0; i < kPer; i++) {
-            low[i] = bf16_float(bf16_bits(low[i]));
-            high[i] = bf16_float(bf16_bits(high[i]));
-        }
-    }
 };
 
 // Key `token` of a tail entry; every lane gets its coordinates.
@@ -155,7 +92,9 @@ extern "C" __global__ void __launch_bounds__(128) append_tokens(const __grid_con
     }
     const i32 kv_head = head - p.q_heads - (is_value ? p.kv_heads : 0), pair = request * p.kv_heads + kv_head;
     const i32 block = position / kBlock;
-    u8* const entry = p.tail + ((u64)pair * 2 + (block & 1)) * kEntryBytes;
+    const u64 place = p.pages ? (u64)__ldg(p.pages + (u64)request * p.page_stride + block) * p.kv_heads + kv_head
+                              : (u64)pair * 2 + (block & 1);
+    u8* const entry = p.tail + place * kEntryBytes;
     u8* const half = entry + (is_value ? kHalfEntryBytes : 0);
     x.store(half + key_offset(position % kBlock, d), half + key_offset(position % kBlock, kHalf + d));
     if (!is_value && token == 0 && position % kBlock == kBlock - 1 && p.summaries) {

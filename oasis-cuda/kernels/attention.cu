@@ -34,7 +34,7 @@ struct Params {
     const u8* q;          // bf16 [requests][QUERIES][kv_heads * GROUP][HEAD_DIM]
     const u8* entries;    // slots: [requests][kv_heads][slots] entries; paged: [pages][kv_heads] entries
     const i32* pages;     // paged: [requests][slots] page of each block
-    const u8* tail;       // [requests][kv_heads][2] entries; block b lies at b % 2
+    const u8* tail;       // [requests][kv_heads][2] entries, block b lies at b % 2; null: the tail has pages too
     const i32* start;     // [requests + 1] entries of a KV head, tail included, before each request
     const i32* position;  // [requests] position of the first query token
     u8* out;              // bf16, as q
@@ -47,7 +47,7 @@ struct Params {
 // Address of the entry under the cursor.
 DEVICE const u8* entry_address(const Params& p, const Cursor& at, i32 position, i32 full) {
     const i32 index = at.index();
-    if (index >= full) {
+    if (index >= full && (!PAGED || p.tail)) {
         const i32 block = position / kBlock + index - full;
         return p.tail + ((u64)at.pair() * 2 + (block & 1)) * kEntryBytes;
     }

@@ -7,8 +7,8 @@ struct Params {
     uint4* residual;      // bf16 [rows][hidden], updated where there is `x`
     const uint4* x;       // bf16 [rows][hidden], null: nothing to add
     const uint4* weight;  // bf16 [hidden]
-    uint4* out;           // bf16 [rows][hidden]
-    i32 hidden;
+    uint4* out;           // bf16 [rows][out_stride]
+    i32 hidden, out_stride;
     float eps;
 };
 
@@ -27,7 +27,7 @@ DEVICE uint4 pack(const float (&x)[8]) {
 extern "C" __global__ void __launch_bounds__(1024) add_rms_norm(const __grid_constant__ Params p) {
     __shared__ float sums[32];
     const int t = threadIdx.x, groups = p.hidden / 8, threads = blockDim.x;
-    const u64 base = (u64)blockIdx.x * groups;
+    const u64 base = (u64)blockIdx.x * groups, out = (u64)blockIdx.x * (p.out_stride / 8);
     float x[ITEMS][8], sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < ITEMS; j++) {
@@ -61,6 +61,6 @@ extern "C" __global__ void __launch_bounds__(1024) add_rms_norm(const __grid_con
         unpack(__ldg(p.weight + i), weight);
 #pragma unroll
         for (int k = 0; k < 8; k++) x[j][k] *= scale * weight[k];
-        p.out[base + i] = pack(x[j]);
+        p.out[out + i] = pack(x[j]);
     }
 }

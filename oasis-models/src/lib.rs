@@ -4,6 +4,7 @@ pub mod checkpoint;
 pub mod cpu;
 pub mod draft;
 mod format;
+pub mod rope;
 pub mod sampling;
 pub mod spec;
 pub mod tokenizer;

@@ -57,11 +57,13 @@ fn check_shape(rig: &mut Rig, shape: Append, quest: bool, norms: bool) -> Outcom
         position: d_position.address(),
         q: d_q.address(),
         tail: d_tail.address(),
+        pages: Address::NONE,
         summaries: d_summaries.address(),
         requests: requests as i32,
         q_heads: q_heads as i32,
         kv_heads: kv_heads as i32,
         max_tiles: max_tiles as i32,
+        page_stride: 0,
         eps: EPS as f32,
     };
     // SAFETY: all buffers have the sizes that the parameters ask for.
@@ -148,11 +150,13 @@ pub fn time(rig: &mut Rig) -> Outcome<()> {
         position: position.address(),
         q: q.address(),
         tail: tail.address(),
+        pages: Address::NONE,
         summaries: summaries.address(),
         requests: requests as i32,
         q_heads: q_heads as i32,
         kv_heads: kv_heads as i32,
         max_tiles: max_tiles as i32 + 1,
+        page_stride: 0,
         eps: 1e-6,
     };
     // SAFETY: as in `check_shape`.

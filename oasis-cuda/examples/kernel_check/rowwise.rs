@@ -5,12 +5,13 @@ use half::bf16;
 use oasis_cuda::device::DeviceBuffer;
 use oasis_cuda::kernels::{
     Activation, ActivationParams, AddNorm, AddNormParams, Address, Embed, EmbedParams, Sample, SampleParams, Schedule,
-    ScheduleParams,
+    ScheduleParams, StepInput, Taps, TapsParams,
 };
 
 pub fn check(rig: &mut Rig) -> Outcome<()> {
     for queries in [1, 2] {
-        check_schedule(rig, queries)?;
+        check_schedule(rig, queries, 0)?;
+        check_schedule(rig, queries, 1)?;
     }
     for hidden in [64, 576, 4096, 16_384] {
         check_norm(rig, hidden, true)?;
@@ -18,38 +19,69 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
     }
     check_activation(rig)?;
     check_embed(rig)?;
+    check_taps(rig)?;
     check_greedy(rig)?;
     check_sampling(rig)
 }
 
-fn check_schedule(rig: &mut Rig, queries: usize) -> Outcome<()> {
+fn check_schedule(rig: &mut Rig, queries: usize, lag: i32) -> Outcome<()> {
     let (requests, slots) = (777, 128);
     let positions: Vec<i32> = (0..requests).map(|_| rig.random.below(4100) as i32 - 1).collect();
     let full = |p: i32| (p / 16).min(slots) as usize;
     let tails = |p: i32| ((p + queries as i32 - 1) / 16 - p / 16 + 1) as usize;
     let entries: Vec<usize> = positions.iter().map(|p| if *p < 0 { 0 } else { full(*p) + tails(*p) }).collect();
-    let blocks: Vec<i32> = positions.iter().map(|p| (p + 1) / 16).collect();
+    let blocks: Vec<i32> = positions.iter().map(|p| if *p < 0 { 0 } else { (p + 1 - lag) / 16 }).collect();
     let tiles: Vec<usize> = blocks.iter().map(|blocks| (*blocks as usize).div_ceil(16)).collect();
-    let position = rig.device.upload(&positions)?;
-    let (entry_start, tile_start) = (poisoned(&rig.device, requests + 1)?, poisoned(&rig.device, requests + 1)?);
-    let (out_blocks, step) = (poisoned(&rig.device, requests)?, rig.device.upload(&[6_u32])?);
+    let ranked: Vec<i32> = positions.iter().map(|p| if *p < 0 { -1 } else { p - lag }).collect();
+    let draft_position: Vec<i32> = positions.iter().map(|p| (p - 1).max(-1)).collect();
+    let draft_entries: Vec<usize> = draft_position.iter().map(|p| ((p + 16) / 16) as usize).collect();
+    let inputs: Vec<StepInput> = positions
+        .iter()
+        .enumerate()
+        .map(|(i, position)| StepInput { token: i as i32 * 3, position: *position })
+        .collect();
+    let tokens: Vec<i32> = inputs.iter().map(|input| input.token).collect();
+    let inputs = rig.device.upload(&inputs)?;
+    let mut out: Vec<DeviceBuffer<i32>> = Vec::new();
+    for _ in 0..8 {
+        out.push(poisoned(&rig.device, requests + 1)?);
+    }
+    let step = rig.device.upload(&[6_u32])?;
     let kernel = rig.device.load(&rig.compiler, &Schedule { queries })?;
     let params = ScheduleParams {
-        position: position.address(),
-        entry_start: entry_start.address(),
-        tile_start: tile_start.address(),
-        blocks: out_blocks.address(),
+        inputs: inputs.address(),
+        token: out[0].address(),
+        position: out[1].address(),
+        ranked: out[2].address(),
+        entry_start: out[3].address(),
+        tile_start: out[4].address(),
+        blocks: out[5].address(),
+        draft_position: out[6].address(),
+        draft_entry_start: out[7].address(),
         step: step.address(),
         requests: requests as i32,
         slots,
+        lag,
     };
     // SAFETY: all buffers have the sizes that the parameters ask for.
     unsafe { kernel.launch(&rig.stream, (1, 1), &params)? };
-    let got: (Vec<i32>, Vec<i32>, Vec<i32>) = (entry_start.read()?, tile_start.read()?, out_blocks.read()?);
-    rig.same(name::<Schedule>(&format!("{queries} rows: entries")), &got.0, &starts(&entries));
-    rig.same(name::<Schedule>(&format!("{queries} rows: tiles")), &got.1, &starts(&tiles));
-    rig.same(name::<Schedule>(&format!("{queries} rows: blocks")), &got.2, &blocks);
-    rig.same(name::<Schedule>(&format!("{queries} rows: step")), &step.read()?, &[7]);
+    for (index, (what, want)) in [
+        ("tokens", &tokens),
+        ("positions", &positions),
+        ("ranked", &ranked),
+        ("entries", &starts(&entries)),
+        ("tiles", &starts(&tiles)),
+        ("blocks", &blocks),
+        ("draft positions", &draft_position),
+        ("draft entries", &starts(&draft_entries)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let got = out[index].read()?;
+        rig.same(name::<Schedule>(&format!("{queries} rows, lag {lag}: {what}")), &got[..want.len()], want);
+    }
+    rig.same(name::<Schedule>(&format!("{queries} rows, lag {lag}: step")), &step.read()?, &[7]);
     Ok(())
 }
 
@@ -59,7 +91,9 @@ fn check_norm(rig: &mut Rig, hidden: usize, add: bool) -> Outcome<()> {
         (rig.random.bf16s(rows * hidden), rig.random.bf16s(rows * hidden), rig.random.bf16s(hidden));
     let (d_residual, d_x, d_weight) =
         (rig.device.upload(&residual)?, rig.device.upload(&x)?, rig.device.upload(&weight)?);
-    let out: DeviceBuffer<bf16> = poisoned(&rig.device, rows * hidden)?;
+    // Rows of the output may lie apart.
+    let stride = hidden + 64;
+    let out: DeviceBuffer<bf16> = poisoned(&rig.device, rows * stride)?;
     let shape = AddNorm { hidden };
     let kernel = rig.device.load(&rig.compiler, &shape)?;
     let params = AddNormParams {
@@ -68,6 +102,7 @@ fn check_norm(rig: &mut Rig, hidden: usize, add: bool) -> Outcome<()> {
         weight: d_weight.address(),
         out: out.address(),
         hidden: hidden as i32,
+        out_stride: stride as i32,
         eps: eps as f32,
     };
     // SAFETY: as above.
@@ -81,7 +116,8 @@ fn check_norm(rig: &mut Rig, hidden: usize, add: bool) -> Outcome<()> {
         })
         .collect();
     let (got, updated) = (out.read()?, d_residual.read()?);
-    rig.compare(name::<AddNorm>(&format!("hidden {hidden}, add {add}: out")), floats(&got), &want, 4e-3);
+    let rows_of_out = got.chunks(stride).flat_map(|row| floats(&row[..hidden]));
+    rig.compare(name::<AddNorm>(&format!("hidden {hidden}, add {add}: out")), rows_of_out, &want, 4e-3);
     rig.compare(name::<AddNorm>(&format!("hidden {hidden}, add {add}: residual")), floats(&updated), &sums, 3e-3);
     Ok(())
 }
@@ -108,18 +144,53 @@ fn check_activation(rig: &mut Rig) -> Outcome<()> {
 }
 
 fn check_embed(rig: &mut Rig) -> Outcome<()> {
-    let (vocab, hidden) = (1000, 584);
+    let (vocab, draft_vocab, hidden, requests) = (1000, 300, 584, 33);
     let table = rig.random.bf16s(vocab * hidden);
-    let tokens: Vec<i32> = (0..33).map(|_| rig.random.below(vocab) as i32).collect();
+    let mut ids =
+        |below: usize, count: usize| -> Vec<i32> { (0..count).map(|_| rig.random.below(below) as i32).collect() };
+    let (tokens, drafts, targets) = (ids(vocab, requests), ids(draft_vocab, requests), ids(vocab, draft_vocab));
     let (d_table, d_tokens) = (rig.device.upload(&table)?, rig.device.upload(&tokens)?);
-    let out: DeviceBuffer<bf16> = poisoned(&rig.device, tokens.len() * hidden)?;
-    let kernel = rig.device.load(&rig.compiler, &Embed)?;
-    let params =
-        EmbedParams { table: d_table.address(), tokens: d_tokens.address(), out: out.address(), hidden: hidden as i32 };
+    let (d_drafts, d_targets) = (rig.device.upload(&drafts)?, rig.device.upload(&targets)?);
+    for queries in [1, 2] {
+        let out: DeviceBuffer<bf16> = poisoned(&rig.device, requests * queries * hidden)?;
+        let kernel = rig.device.load(&rig.compiler, &Embed { queries })?;
+        let params = EmbedParams {
+            table: d_table.address(),
+            tokens: d_tokens.address(),
+            draft_tokens: d_drafts.address(),
+            target_ids: d_targets.address(),
+            out: out.address(),
+            hidden: hidden as i32,
+        };
+        // SAFETY: as above.
+        unsafe { kernel.launch(&rig.stream, ((requests * queries) as u32, 1), &params)? };
+        let rows = (0..requests).flat_map(|r| [tokens[r], targets[drafts[r] as usize]].into_iter().take(queries));
+        let want: Vec<bf16> = rows.flat_map(|t| &table[t as usize * hidden..][..hidden]).copied().collect();
+        rig.same(name::<Embed>(&format!("hidden {hidden}, {queries} rows")), &out.read()?, &want);
+    }
+    Ok(())
+}
+
+fn check_taps(rig: &mut Rig) -> Outcome<()> {
+    let (hidden, queries, positions) = (584, 2, [3, -1, 0, 7]);
+    let residual = rig.random.bf16s(positions.len() * queries * hidden);
+    let before = rig.random.bf16s(positions.len() * 3 * hidden);
+    let (d_residual, d_position) = (rig.device.upload(&residual)?, rig.device.upload(&positions)?);
+    let d_taps = rig.device.upload(&before)?;
+    let kernel = rig.device.load(&rig.compiler, &Taps { queries })?;
+    let params = TapsParams {
+        residual: d_residual.address(),
+        position: d_position.address(),
+        taps: d_taps.address().offset(hidden * 2),
+        hidden: hidden as i32,
+    };
     // SAFETY: as above.
-    unsafe { kernel.launch(&rig.stream, (tokens.len() as u32, 1), &params)? };
-    let want: Vec<bf16> = tokens.iter().flat_map(|t| &table[*t as usize * hidden..][..hidden]).copied().collect();
-    rig.same(name::<Embed>("hidden 584"), &out.read()?, &want);
+    unsafe { kernel.launch(&rig.stream, (positions.len() as u32, 1), &params)? };
+    let mut want = before;
+    for request in (0..positions.len()).filter(|r| positions[*r] >= 0) {
+        want[(request * 3 + 1) * hidden..][..hidden].copy_from_slice(&residual[request * queries * hidden..][..hidden]);
+    }
+    rig.same(name::<Taps>("hidden 584"), &d_taps.read()?, &want);
     Ok(())
 }
 
@@ -218,6 +289,7 @@ pub fn time(rig: &mut Rig) -> Outcome<()> {
         weight: weight.address(),
         out: out.address(),
         hidden: hidden as i32,
+        out_stride: hidden as i32,
         eps: 1e-6,
     };
     // SAFETY: as in `check_norm`.

@@ -42,7 +42,7 @@ pub struct AttentionParams {
     pub entries: Address,
     /// Paged: i32 `[requests][slots]`, page of each block.
     pub pages: Address,
-    /// `[requests][kv_heads][2]` entries; block `b` lies at `b % 2`.
+    /// `[requests][kv_heads][2]` entries, block `b` at `b % 2`; paged: none where the tail has pages too.
     pub tail: Address,
     /// i32 `[requests + 1]`: entries of a KV head, tail included, before each request.
     pub start: Address,

@@ -10,11 +10,11 @@ mod scan;
 mod select;
 mod transfer;
 
-pub use append::{Append, AppendParams};
+pub use append::{Append, AppendParams, AppendPrompt, AppendPromptParams};
 pub use attention::{Attention, AttentionParams};
 pub use rowwise::{
-    Activation, ActivationParams, AddNorm, AddNormParams, Embed, EmbedParams, Sample, SampleParams, Schedule,
-    ScheduleParams, Stream, StreamParams,
+    Activation, ActivationParams, AddNorm, AddNormParams, Embed, EmbedParams, RandomWeights, RandomWeightsParams,
+    Sample, SampleParams, Schedule, ScheduleParams, StepInput, Stream, StreamParams, Taps, TapsParams,
 };
 pub use scan::{Scan, ScanParams};
 pub use select::{Select, SelectParams};
@@ -70,9 +70,10 @@ macro_rules! file {
 pub(crate) use file;
 
 /// Headers that kernels and policies may include.
-const HEADERS: [SourceFile; 6] = [
+const HEADERS: [SourceFile; 7] = [
     file!("prelude.cuh"),
     file!("copy.cuh"),
+    file!("head.cuh"),
     file!("layout.cuh"),
     file!("mma.cuh"),
     file!("transfer.cuh"),
@@ -122,14 +123,15 @@ pub(crate) fn catalogue() -> Vec<Unit> {
                 }
             }
             units.extend(summarizers.map(|(summarizer, rows)| Append { head_dim, queries, summarizer, rows }.unit()));
-            units.push(Schedule { queries }.unit());
+            units.extend([Schedule { queries }.unit(), Embed { queries }.unit(), Taps { queries }.unit()]);
         }
+        units.extend(summarizers.map(|(summarizer, _)| AppendPrompt { head_dim, summarizer }.unit()));
         for blocks in [1024, 2048, 4096, 16_384] {
             units.push(Select::for_blocks(head_dim, 128, blocks, selector).expect("few enough blocks").unit());
         }
         units.extend([(16, 8), (10, 5), (2, 1)].map(|(stages, stores)| Gather { head_dim, stages, stores }.unit()));
     }
     units.extend([576, 4096, 16_384].map(|hidden| AddNorm { hidden }.unit()));
-    units.extend([Activation.unit(), Embed.unit(), Sample.unit(), Stream.unit()]);
+    units.extend([Activation.unit(), RandomWeights.unit(), Sample.unit(), Stream.unit()]);
     units
 }

@@ -33,24 +33,46 @@ pub struct Schedule {
     pub queries: usize,
 }
 
+/// A request of a step, written by the host in mapped memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct StepInput {
+    /// Token to run.
+    pub token: i32,
+    /// Its position; -1 for padding.
+    pub position: i32,
+}
+
 /// Parameters of [`Schedule`].
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ScheduleParams {
-    /// i32 `[requests]`: position of the first query token; -1 for padding.
+    /// [`StepInput`] `[requests]`, usually in mapped host memory.
+    pub inputs: Address,
+    /// i32 `[requests]`. Written.
+    pub token: Address,
+    /// i32 `[requests]`. Written: position of the first query token; -1 for padding.
     pub position: Address,
+    /// i32 `[requests]`. Written: position of the newest token whose block may be ranked.
+    pub ranked: Address,
     /// i32 `[requests + 1]`. Written: entries of a KV head, tail included, before each request.
     pub entry_start: Address,
     /// i32 `[requests + 1]`. Written: summary tiles of a KV head before each request.
     pub tile_start: Address,
-    /// i32 `[requests]`. Written: complete blocks.
+    /// i32 `[requests]`. Written: complete blocks to be ranked.
     pub blocks: Address,
+    /// i32 `[requests]`. Written: position of the draft head's row; -1 for padding.
+    pub draft_position: Address,
+    /// i32 `[requests + 1]`. Written: entries of a KV head of the draft head before each request.
+    pub draft_entry_start: Address,
     /// u32 `[1]`. Counted up.
     pub step: Address,
     /// Requests, at most 1,024.
     pub requests: i32,
     /// Entries of a KV head that stay on the device.
     pub slots: i32,
+    /// 0: blocks that this step completes are ranked; 1: only those complete before it.
+    pub lag: i32,
 }
 
 kernel!(Schedule, ScheduleParams, "schedule.cu", "schedule_step", |_| 1024, |shape| vec![("QUERIES", shape.queries)]);
@@ -79,10 +101,12 @@ pub struct AddNormParams {
     pub x: Address,
     /// bf16 `[hidden]`.
     pub weight: Address,
-    /// bf16 `[rows][hidden]`. Written.
+    /// bf16 `[rows][out_stride]`. Written.
     pub out: Address,
-    /// Elements of a row.
+    /// Elements of a row, a multiple of 8.
     pub hidden: i32,
+    /// Elements from one row of `out` to the next, a multiple of 8.
+    pub out_stride: i32,
     /// Epsilon.
     pub eps: f32,
 }
@@ -123,9 +147,12 @@ pub struct ActivationParams {
 
 kernel!(Activation, ActivationParams, "activation.cu", "swiglu", |_| 256, |_| Vec::new());
 
-/// Rows of the embedding; one CTA a token.
+/// Rows of the embedding; one CTA a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Embed;
+pub struct Embed {
+    /// Rows of a request: 1, or 2 with a draft token.
+    pub queries: usize,
+}
 
 /// Parameters of [`Embed`].
 #[derive(Debug, Clone, Copy)]
@@ -133,15 +160,62 @@ pub struct Embed;
 pub struct EmbedParams {
     /// bf16 `[vocab][hidden]`.
     pub table: Address,
-    /// i32 `[rows]`.
+    /// i32 `[requests]`.
     pub tokens: Address,
-    /// bf16 `[rows][hidden]`. Written.
+    /// i32 `[requests]`, ids of the draft vocabulary; unused without draft tokens.
+    pub draft_tokens: Address,
+    /// i32 `[draft_vocab]`: token of the target a draft id; none where both vocabularies are one.
+    pub target_ids: Address,
+    /// bf16 `[requests * queries][hidden]`. Written.
     pub out: Address,
     /// Elements of a row, a multiple of 8.
     pub hidden: i32,
 }
 
-kernel!(Embed, EmbedParams, "embed.cu", "embed_tokens", |_| 256, |_| Vec::new());
+kernel!(Embed, EmbedParams, "embed.cu", "embed_tokens", |_| 256, |shape| vec![("QUERIES", shape.queries)]);
+
+/// Keeps the hidden states that the draft head reads; one CTA a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taps {
+    /// Rows of a request.
+    pub queries: usize,
+}
+
+/// Parameters of [`Taps`].
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct TapsParams {
+    /// bf16 `[requests * queries][hidden]`.
+    pub residual: Address,
+    /// i32 `[requests]`; -1 for padding, whose states are left alone.
+    pub position: Address,
+    /// bf16 `[requests][3][hidden]`, at the tap to be written. Written.
+    pub taps: Address,
+    /// Elements of a row, a multiple of 8.
+    pub hidden: i32,
+}
+
+kernel!(Taps, TapsParams, "taps.cu", "keep_taps", |_| 256, |shape| vec![("QUERIES", shape.queries)]);
+
+/// Weights of a model of which only the shape matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RandomWeights;
+
+/// Parameters of [`RandomWeights`].
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct RandomWeightsParams {
+    /// bf16 pairs `[pairs]`. Written.
+    pub data: Address,
+    /// Pairs of elements.
+    pub pairs: u64,
+    /// Which numbers.
+    pub seed: u64,
+    /// They lie between `-width` and `width`.
+    pub width: f32,
+}
+
+kernel!(RandomWeights, RandomWeightsParams, "random.cu", "fill_random", |_| 512, |_| Vec::new());
 
 /// The next token of every row, greedy or drawn with a temperature; the grid is `[rows][ctas of a row]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

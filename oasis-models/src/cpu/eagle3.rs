@@ -4,8 +4,9 @@ use crate::cpu::decoder::{AttentionShape, embed, project_qkv};
 use crate::cpu::kernels::{KvRun, decode_attention, rms_norm};
 use crate::cpu::linear::{Regime, linear, widen};
 use crate::cpu::mlp::gated_mlp;
-use crate::cpu::rope::RotaryEmbedding;
+use crate::cpu::rotation::Rotation;
 use crate::draft::{Eagle3Head, Eagle3Weights};
+use crate::rope::RotaryEmbedding;
 use crate::weights::Matrix;
 use oasis_core::ids::TokenId;
 use rayon::prelude::*;
@@ -154,7 +155,7 @@ impl DraftHead {
             let first = chunk * CHUNK;
             let taps = &taps[first * width..(first + tokens.len()) * width];
             let (both, _) = self.inputs(Regime::Prefill, &fc, target_embed, taps, tokens);
-            let rotation = self.rope.at((0..tokens.len()).map(|i| start + first + i));
+            let rotation = Rotation::at(&self.rope, (0..tokens.len()).map(|i| start + first + i));
             let qkv = project_qkv(Regime::Prefill, shape, &projection, attention, &rotation, &both);
             for row in qkv.chunks_exact(shape.qkv_width()) {
                 let (_, keys, values) = shape.split(row);
@@ -168,7 +169,7 @@ impl DraftHead {
         let (spec, weights, shape) = (&self.head.spec, &self.head.weights, self.shape());
         let taps: Vec<f32> = rows.iter().flat_map(|r| r.taps).copied().collect();
         let tokens: Vec<TokenId> = rows.iter().map(|r| r.token).collect();
-        let rotation = self.rope.at(rows.iter().map(|r| r.position));
+        let rotation = Rotation::at(&self.rope, rows.iter().map(|r| r.position));
         let (both, mut x) = self.inputs(Regime::Decode, &weights.fc, target_embed, &taps, &tokens);
         let qkv = project_qkv(Regime::Decode, shape, &weights.attention.qkv, &weights.attention, &rotation, &both);
 

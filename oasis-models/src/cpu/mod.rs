@@ -13,7 +13,7 @@ mod moe;
 mod observer;
 mod prefill;
 mod request;
-mod rope;
+mod rotation;
 mod step;
 
 pub use executor::{CpuExecutor, CpuOptions, Residency, SparseParts};

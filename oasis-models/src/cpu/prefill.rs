@@ -7,6 +7,7 @@ use crate::cpu::kernels::{PrefillShape, prefill_attention};
 use crate::cpu::layer_kv::LayerKv;
 use crate::cpu::linear::{Regime, widened};
 use crate::cpu::model::CpuModel;
+use crate::cpu::rotation::Rotation;
 use crate::weights::LayerWeights;
 use oasis_core::ids::{LayerId, TokenId};
 
@@ -89,7 +90,7 @@ impl Prefill {
         let layer = self.wide.as_ref().unwrap_or(&decoder.weights.layers[self.layer]);
         let shape = decoder.attention_shape();
         let x = &mut self.x[self.start * decoder.spec.hidden..end * decoder.spec.hidden];
-        let rotation = decoder.rope.at(self.start..end);
+        let rotation = Rotation::at(&decoder.rope, self.start..end);
         let qkv = decoder.qkv(Regime::Prefill, layer, x, &rotation);
 
         let AttentionShape { q_heads, kv_heads, head_dim, .. } = shape;

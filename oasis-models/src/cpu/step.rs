@@ -7,7 +7,7 @@ use crate::cpu::executor::{CpuExecutor, Sparse};
 use crate::cpu::linear::Regime;
 use crate::cpu::observer::LayerView;
 use crate::cpu::request::Request;
-use crate::cpu::rope::Rotation;
+use crate::cpu::rotation::Rotation;
 use oasis_core::executor::{DecodeRow, RequestError};
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId, Step, TokenId};
 use oasis_core::memory::{EntryKey, FetchedEntries, LayerCache, Resident};
@@ -129,7 +129,7 @@ impl CpuExecutor {
             positions.resize(tokens.len(), position + 1);
         }
 
-        let rotation = model.decoder.rope.at(positions);
+        let rotation = Rotation::at(&model.decoder.rope, positions);
         let mut x = embed(&model.decoder.weights.embed, tokens);
         for layer in 0..model.decoder.spec.layers {
             self.layer(step, LayerId::from(layer), members, &rotation, &mut x);

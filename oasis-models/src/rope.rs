@@ -5,7 +5,6 @@
 
 use std::f64::consts::PI;
 
-use super::kernels::rotate;
 use crate::spec::{RopeScaling, RopeSpec};
 
 /// Frequencies of a model's rotary embedding.
@@ -57,19 +56,17 @@ impl RotaryEmbedding {
         Self { frequencies: scaled.into_iter().map(|f| f as f32).collect(), factor: attention }
     }
 
-    /// Rotations of some positions: computed once a forward pass and applied in every layer. Takes
-    /// `positions * head_dim * 4` bytes.
-    pub fn at(&self, positions: impl IntoIterator<Item = usize>) -> Rotation {
-        let half = self.frequencies.len();
-        let (mut cos, mut sin) = (Vec::new(), Vec::new());
-        for position in positions {
-            for frequency in &self.frequencies {
-                let angle = f64::from(position as f32 * frequency);
-                cos.push(angle.cos() as f32 * self.factor);
-                sin.push(angle.sin() as f32 * self.factor);
-            }
-        }
-        Rotation { half, cos, sin }
+    /// Half of `head_dim`: the pairs of a head.
+    pub fn pairs(&self) -> usize {
+        self.frequencies.len()
+    }
+
+    /// Cosine and sine of every pair at `position`, `[head_dim / 2]`.
+    pub fn angles(&self, position: usize) -> impl Iterator<Item = [f32; 2]> {
+        self.frequencies.iter().map(move |frequency| {
+            let angle = f64::from(position as f32 * frequency);
+            [angle.cos(), angle.sin()].map(|x| x as f32 * self.factor)
+        })
     }
 }
 
@@ -86,37 +83,16 @@ fn llama3(frequency: f64, factor: f64, low: f64, high: f64, original: f64) -> f6
     }
 }
 
-/// Cosines and sines of the positions of some rows.
-#[derive(Debug, Clone)]
-pub struct Rotation {
-    /// Half of `head_dim`.
-    half: usize,
-    /// `[rows][half]`.
-    cos: Vec<f32>,
-    /// `[rows][half]`.
-    sin: Vec<f32>,
-}
-
-impl Rotation {
-    /// Rotates the first `heads` heads of every row of `x` `[rows][row_len]`, one row a position; the rest of a row (the
-    /// values of a fused projection) is left alone.
-    ///
-    /// # Panics
-    /// When `x` does not have one row a position, or the heads do not fit in a row.
-    pub fn apply(&self, x: &mut [f32], row_len: usize, heads: usize) {
-        assert!(heads * 2 * self.half <= row_len, "rotation: {heads} heads do not fit in a row of {row_len}");
-        assert_eq!(x.len() * self.half, self.cos.len() * row_len, "rotation: x is not [positions][{row_len}]");
-        let angles = self.cos.chunks_exact(self.half).zip(self.sin.chunks_exact(self.half));
-        for (row, (cos, sin)) in x.chunks_exact_mut(row_len).zip(angles) {
-            rotate(&mut row[..heads * 2 * self.half], cos, sin);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::kernels::testing::{assert_close, noise};
     use super::*;
+
+    fn assert_close(got: &[f32], expected: &[f64], tolerance: f64) {
+        assert_eq!(got.len(), expected.len());
+        for (got, expected) in got.iter().zip(expected) {
+            assert!((f64::from(*got) - expected).abs() <= tolerance, "{got}, expected {expected}");
+        }
+    }
 
     fn frequencies(theta: f32, scaling: RopeScaling, head_dim: usize) -> Vec<f32> {
         RotaryEmbedding::new(&RopeSpec { theta, scaling }, head_dim).frequencies
@@ -172,37 +148,7 @@ mod tests {
             assert!((ratio(i) - (1.0 - 0.75 * interpolated)).abs() < 1e-6, "dimension {i}: {}", ratio(i));
         }
         let spec = RopeSpec { theta: 10_000.0, scaling: scaling(1.5) };
-        let rotation = RotaryEmbedding::new(&spec, 16).at([0]);
-        assert_eq!((&rotation.cos[..], &rotation.sin[..]), (&[1.5; 8][..], &[0.0; 8][..]));
-    }
-
-    #[test]
-    fn rotates_halves_and_leaves_the_rest_of_the_row() {
-        let (head_dim, heads, row_len) = (8, 2, 20);
-        let positions = [3, 4017, 0];
-        let before = noise(positions.len() * row_len, 1);
-        let mut x = before.clone();
-        let rope = RotaryEmbedding::new(&RopeSpec { theta: 10_000.0, scaling: RopeScaling::None }, head_dim);
-        rope.at(positions).apply(&mut x, row_len, heads);
-        let half = head_dim / 2;
-        for (row, position) in positions.into_iter().enumerate() {
-            let at = |i: usize| f64::from(before[row * row_len + i]);
-            let expected: Vec<f64> = (0..row_len)
-                .map(|i| {
-                    if i >= heads * head_dim {
-                        return at(i);
-                    }
-                    let pair = i % half;
-                    let angle = position as f64 * 10_000f64.powf(-2.0 * pair as f64 / head_dim as f64);
-                    if i % head_dim < half {
-                        at(i) * angle.cos() - at(i + half) * angle.sin()
-                    } else {
-                        at(i) * angle.cos() + at(i - half) * angle.sin()
-                    }
-                })
-                .collect();
-            assert_close(&x[row * row_len..][..row_len], &expected, 3e-4);
-        }
-        assert_eq!(x[2 * row_len..], before[2 * row_len..]);
+        let angles: Vec<[f32; 2]> = RotaryEmbedding::new(&spec, 16).angles(0).collect();
+        assert_eq!(angles, [[1.5, 0.0]; 8]);
     }
 }
