@@ -2,13 +2,14 @@
 //!
 //! Nothing links against CUDA: driver and compiler are opened at run time, and this crate builds without either.
 //! [`compile`] turns kernels and device code of policies into machine code, [`device`] owns contexts, streams and
-//! memory, [`kernels`] says what there is to launch and [`layout`] where its bytes lie.
+//! memory, [`gemm`] multiplies matrices, [`kernels`] says what there is to launch and [`layout`] where its bytes lie.
 
 #![allow(unsafe_code)]
 
 pub mod compile;
 pub mod device;
 mod error;
+pub mod gemm;
 pub mod kernels;
 pub mod layout;
 mod probe;

@@ -64,7 +64,8 @@ fn probe_driver() -> Driver {
     Driver { version: driver_version(), devices, problem }
 }
 
-fn driver_version() -> String {
+/// Newest CUDA version that the driver speaks; to be called only where there is one.
+pub(crate) fn driver_version() -> String {
     let mut version = 0;
     // SAFETY: the pointer is to a live integer; the call needs no initialised driver.
     match unsafe { sys::cuDriverGetVersion(&raw mut version) }.result() {

@@ -8,6 +8,7 @@
 mod append;
 mod attention;
 mod gather;
+mod gemm;
 mod rig;
 mod rowwise;
 mod scan;
@@ -35,6 +36,7 @@ fn run() -> Outcome<bool> {
     scan::check(&mut rig)?;
     select::check(&mut rig)?;
     gather::check(&mut rig)?;
+    gemm::check(&mut rig)?;
     rig.print_summary();
     if rig.passed() {
         rig.measure_ceiling()?;
@@ -44,6 +46,7 @@ fn run() -> Outcome<bool> {
         gather::time(&mut rig)?;
         rowwise::time(&mut rig)?;
         append::time(&mut rig)?;
+        gemm::time(&mut rig)?;
         rig.print_timings();
     }
     if let Some(path) = std::env::args().nth(1) {

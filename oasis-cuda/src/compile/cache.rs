@@ -13,6 +13,13 @@ pub struct CubinCache {
 
 const DIGEST: usize = 32;
 
+/// The user's folder of what can be made again: `oasis` in `$XDG_CACHE_HOME` or `~/.cache`.
+pub(crate) fn user_cache() -> Option<PathBuf> {
+    let base = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let base = base.or_else(|| std::env::home_dir().map(|home| home.join(".cache")))?;
+    Some(base.join("oasis"))
+}
+
 impl CubinCache {
     /// A cache in `folder`, which is created when something is stored.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
@@ -21,9 +28,7 @@ impl CubinCache {
 
     /// The user's own: `oasis/cubin` in `$XDG_CACHE_HOME` or `~/.cache`; `None` where there is no home folder.
     pub fn of_user() -> Option<Self> {
-        let base = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let base = base.or_else(|| std::env::home_dir().map(|home| home.join(".cache")))?;
-        Some(Self::new(base.join("oasis/cubin")))
+        user_cache().map(|folder| Self::new(folder.join("cubin")))
     }
 
     /// What was stored for `key`; a damaged file counts as none.

@@ -10,6 +10,7 @@ mod nvrtc;
 mod report;
 
 pub use cache::CubinCache;
+pub(crate) use cache::user_cache;
 pub use error::CompileError;
 pub use nvrtc::{NVRTC_DIR, Nvrtc};
 pub use report::{KernelReport, parse_log};

@@ -159,7 +159,7 @@ impl Device {
     }
 
     /// Makes the device's context the current one of this thread.
-    fn bind(&self) -> Result<(), DeviceError> {
+    pub(crate) fn bind(&self) -> Result<(), DeviceError> {
         self.context.bind_to_thread().check(|| "binding the device's context")
     }
 }

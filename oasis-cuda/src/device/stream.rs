@@ -87,7 +87,7 @@ impl Stream {
     }
 
     /// The driver's handle.
-    pub(super) fn handle(&self) -> sys::CUstream {
+    pub(crate) fn handle(&self) -> sys::CUstream {
         self.stream.cu_stream()
     }
 }
