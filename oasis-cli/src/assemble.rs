@@ -1,5 +1,7 @@
 //! From a configuration to an executor: device, model, policies, memories.
 
+pub mod cuda;
+
 use crate::error::{CliError, CliResult};
 use crate::progress::Progress;
 use oasis_core::config::{Budget, Config, ConfigError, DeviceKind, Resolved, WeightDtype};
@@ -12,7 +14,9 @@ use oasis_core::registry::Role;
 use oasis_cuda::CudaUnavailable;
 use oasis_models::checkpoint::{self, Checkpoint, EMBEDDED_HEADS, HeadCheckpoint, Precision};
 use oasis_models::cpu::{CpuExecutor, CpuModel, CpuOptions, Residency, SparseParts};
+use oasis_models::draft::Eagle3Head;
 use oasis_models::spec::DecoderSpec;
+use oasis_models::weights::DecoderWeights;
 use std::sync::Arc;
 
 /// An opened model and its draft head: everything but the weights.
@@ -56,7 +60,7 @@ impl Policies {
 pub fn check_device(config: &Config) -> Result<(), CudaUnavailable> {
     match config.device.kind {
         DeviceKind::Cpu => Ok(()),
-        DeviceKind::Cuda => Err(CudaUnavailable::explain(&oasis_cuda::probe(), config.device.ordinal)),
+        DeviceKind::Cuda => CudaUnavailable::check(&oasis_cuda::probe(), config.device.ordinal),
     }
 }
 
@@ -103,7 +107,7 @@ pub fn build_policies(resolved: &Resolved, model: &Model) -> CliResult<Policies>
         transport: config.transport.build().map_err(locate(Role::Transport))?,
         store: config.store.build().map_err(locate(Role::Store))?,
     };
-    check_fit(resolved, model, &policies)?;
+    check_fit(resolved, &*policies.predictor, model)?;
     Ok(policies)
 }
 
@@ -131,10 +135,10 @@ pub fn geometry(config: &Config, spec: &DecoderSpec) -> KvGeometry {
 
 /// Checks what no part can check alone: that a predictor which ranks by the draft token has a draft head, and that one
 /// request's working set fits the device.
-fn check_fit(resolved: &Resolved, model: &Model, policies: &Policies) -> CliResult {
+fn check_fit(resolved: &Resolved, predictor: &dyn Predictor, model: &Model) -> CliResult {
     let config = &resolved.config;
     let Budget::Blocks(blocks) = config.kv.budget_blocks else { return Ok(()) };
-    if policies.predictor.query_source() == QuerySource::Draft && model.head.is_none() {
+    if predictor.query_source() == QuerySource::Draft && model.head.is_none() {
         let error =
             ConfigError::new("model.draft", "a draft head, as the predictor ranks by a draft token's query", "none")
                 .hint("name an EAGLE-3 head of this model, or choose a predictor that needs none: predictor.kind");
@@ -159,11 +163,21 @@ pub fn working_set_bytes(geometry: &KvGeometry, blocks: usize) -> u64 {
     geometry.dense_bytes((blocks + 1) * geometry.block_tokens)
 }
 
-/// Reads the weights of the model and its draft head; executors share them.
+/// Weights of a model and its draft head, read into host memory.
+pub struct Loaded {
+    /// Shape and arithmetic.
+    pub spec: DecoderSpec,
+    /// The decoder's.
+    pub weights: DecoderWeights,
+    /// The draft head's.
+    pub head: Option<Arc<Eagle3Head>>,
+}
+
+/// Reads the weights of the model and its draft head.
 ///
 /// # Errors
 /// When a file cannot be read or changed since it was opened.
-pub fn load_model(config: &Config, model: &Model) -> CliResult<Arc<CpuModel>> {
+pub fn load_weights(config: &Config, model: &Model) -> CliResult<Loaded> {
     let spec = model.checkpoint.spec();
     let precision = match config.model.dtype {
         WeightDtype::Auto => Precision::Auto,
@@ -178,7 +192,16 @@ pub fn load_model(config: &Config, model: &Model) -> CliResult<Arc<CpuModel>> {
     };
     let provenance = model.checkpoint.provenance();
     tracing::info!(model = %provenance.name, dtype = provenance.dtype, bytes = provenance.file_bytes, "weights loaded");
-    Ok(Arc::new(CpuModel::new(spec.clone(), weights, head)))
+    Ok(Loaded { spec: spec.clone(), weights, head })
+}
+
+/// Reads the weights for the CPU; executors share them.
+///
+/// # Errors
+/// As [`load_weights`].
+pub fn load_model(config: &Config, model: &Model) -> CliResult<Arc<CpuModel>> {
+    let Loaded { spec, weights, head } = load_weights(config, model)?;
+    Ok(Arc::new(CpuModel::new(spec, weights, head)))
 }
 
 /// Starts an executor on loaded weights. It starts threads and reserves nothing yet.
@@ -201,7 +224,7 @@ pub fn start_executor(
 pub fn cpu_options(config: &Config) -> CpuOptions {
     CpuOptions {
         block_tokens: config.kv.block_tokens,
-        prefill_chunk: config.engine.prefill_chunk,
+        prefill_chunk: config.prefill_chunk(),
         threads: config.device.threads,
         kv_memory: config.device.kv_memory.0,
     }

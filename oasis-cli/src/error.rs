@@ -4,6 +4,7 @@ use oasis_core::config::ConfigError;
 use oasis_core::executor::TooSmall;
 use oasis_core::registry::CatalogueError;
 use oasis_cuda::CudaUnavailable;
+use oasis_cuda::device::DeviceError;
 use oasis_models::checkpoint::CheckpointError;
 use std::io;
 use std::process::ExitCode;
@@ -70,6 +71,12 @@ impl From<CatalogueError> for CliError {
 impl From<CudaUnavailable> for CliError {
     fn from(error: CudaUnavailable) -> Self {
         Self::Input(error.to_string())
+    }
+}
+
+impl From<DeviceError> for CliError {
+    fn from(error: DeviceError) -> Self {
+        Self::Failure(error.to_string())
     }
 }
 

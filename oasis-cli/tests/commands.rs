@@ -62,7 +62,7 @@ fn later_layers_win_and_say_so() {
     assert_eq!(explained(&out, "selector.fetch_ratio"), pair("0.3", "argument --set selector.fetch_ratio=0.3"));
     assert_eq!(explained(&out, "kv.budget_blocks"), pair("32", "environment OASIS_KV__BUDGET_BLOCKS"));
     assert_eq!(explained(&out, "engine.max_batch"), pair("2", "oasis.toml"));
-    assert_eq!(explained(&out, "engine.prefill_chunk"), pair("512", "default"));
+    assert_eq!(explained(&out, "engine.prefill_chunk"), pair("0", "default"));
 }
 
 #[test]

@@ -15,10 +15,14 @@ pub struct CudaUnavailable {
 }
 
 impl CudaUnavailable {
-    /// Why device `ordinal` cannot be used, given what a probe found.
-    pub fn explain(found: &CudaProbe, ordinal: usize) -> Self {
+    /// Checks that device `ordinal` can be used, given what a probe found.
+    ///
+    /// # Errors
+    /// The first thing that is missing.
+    pub fn check(found: &CudaProbe, ordinal: usize) -> Result<(), Self> {
         let cpu = "device.kind = \"cpu\" runs anywhere";
-        let error = |expected: &str, found: String, hint: String| Self { expected: expected.to_owned(), found, hint };
+        let error =
+            |expected: &str, found: String, hint: String| Err(Self { expected: expected.to_owned(), found, hint });
         let Some(driver) = &found.driver else {
             return error(
                 "the NVIDIA driver library (libcuda)",
@@ -45,11 +49,31 @@ impl CudaUnavailable {
                 format!("device.ordinal chooses the GPU, CUDA_VISIBLE_DEVICES hides others; {cpu}"),
             );
         };
-        error(
-            "a build with a CUDA executor",
-            format!("{}, but no executor for it in this build", device.name),
-            format!("this version computes on the CPU only; {cpu}"),
-        )
+        let (major, minor) = device.compute_capability;
+        if device.compute_capability < (9, 0) {
+            return error(
+                "compute capability 9.0 or newer (Hopper)",
+                format!("{} with {major}.{minor}", device.name),
+                format!("kernels use bulk copies and warp-group products of that generation; {cpu}"),
+            );
+        }
+        for (there, library, hint) in [
+            (
+                found.nvrtc,
+                "the run-time compiler (libnvrtc)",
+                "the nvidia-cuda-nvrtc wheel or the CUDA toolkit has it; OASIS_NVRTC_DIR names its folder",
+            ),
+            (
+                found.cublaslt,
+                "cuBLASLt (libcublasLt)",
+                "the nvidia-cublas wheel or the CUDA toolkit has it; LD_LIBRARY_PATH finds it",
+            ),
+        ] {
+            if !there {
+                return error(library, "none".to_owned(), format!("{hint}; {cpu}"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -68,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_missing_driver_is_named() {
-        let error = CudaUnavailable::explain(&with(None), 0).to_string();
+        let error = CudaUnavailable::check(&with(None), 0).unwrap_err().to_string();
         assert!(error.starts_with("CUDA was asked for (device.kind = \"cuda\"): expected the NVIDIA driver library"));
         assert!(error.contains("found none\n  hint: "), "{error}");
     }
@@ -77,21 +101,30 @@ mod tests {
     fn a_failing_driver_gives_its_reason() {
         let problem = Some("CUDA_ERROR_NO_DEVICE".to_owned());
         let found = with(Some(Driver { version: "13.0".to_owned(), devices: vec![], problem }));
-        assert_eq!(CudaUnavailable::explain(&found, 0).found, "CUDA_ERROR_NO_DEVICE");
+        assert_eq!(CudaUnavailable::check(&found, 0).unwrap_err().found, "CUDA_ERROR_NO_DEVICE");
     }
 
     #[test]
     fn an_ordinal_beyond_the_devices_is_named() {
         let found = with(Some(Driver { version: "13.0".to_owned(), devices: vec![device()], problem: None }));
-        let error = CudaUnavailable::explain(&found, 3);
+        let error = CudaUnavailable::check(&found, 3).unwrap_err();
         assert_eq!((error.expected.as_str(), error.found.as_str()), ("a device with ordinal 3", "one device, 0"));
     }
 
     #[test]
-    fn a_present_device_does_not_hide_the_missing_executor() {
-        let found = with(Some(Driver { version: "13.0".to_owned(), devices: vec![device()], problem: None }));
-        let error = CudaUnavailable::explain(&found, 0);
-        assert_eq!(error.expected, "a build with a CUDA executor");
-        assert!(error.found.contains("Test GPU"));
+    fn an_old_device_and_missing_libraries_are_named() {
+        let driver = |capability| Driver {
+            version: "13.0".to_owned(),
+            devices: vec![CudaDevice { compute_capability: capability, ..device() }],
+            problem: None,
+        };
+        let old = CudaUnavailable::check(&with(Some(driver((8, 0)))), 0).unwrap_err();
+        assert_eq!(old.found, "Test GPU with 8.0");
+        let mut found = with(Some(driver((9, 0))));
+        assert!(CudaUnavailable::check(&found, 0).unwrap_err().expected.contains("libnvrtc"));
+        found.nvrtc = true;
+        assert!(CudaUnavailable::check(&found, 0).unwrap_err().expected.contains("libcublasLt"));
+        found.cublaslt = true;
+        assert_eq!(CudaUnavailable::check(&found, 0), Ok(()));
     }
 }

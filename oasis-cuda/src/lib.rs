@@ -9,9 +9,12 @@
 pub mod compile;
 pub mod device;
 mod error;
+pub mod executor;
 pub mod gemm;
 pub mod kernels;
 pub mod layout;
+pub mod measure;
+pub mod model;
 mod probe;
 
 pub use error::CudaUnavailable;

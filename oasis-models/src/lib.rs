@@ -6,6 +6,7 @@ pub mod draft;
 mod format;
 pub mod rope;
 pub mod sampling;
+pub mod shapes;
 pub mod spec;
 pub mod tokenizer;
 pub mod weights;

@@ -82,7 +82,7 @@ pub fn measure(resolved: &Resolved, model: &Model, prompt: &[TokenId], steps: us
     };
 
     let start = Instant::now();
-    let state = PromptState::read(&weights, prompt, config.engine.prefill_chunk, &mut |_, _| ());
+    let state = PromptState::read(&weights, prompt, config.prefill_chunk(), &mut |_, _| ());
     let prefill = start.elapsed().as_secs_f64();
     let request = RequestId(1);
     // Two warm-up steps: the first of a sparse request reads the full KV from the store.

@@ -1,3 +1,4 @@
-//! Benchmarks: each figure beside its floor.
+//! Measurements of speed beside their floors.
 
 pub mod cpu;
+pub mod gpu;

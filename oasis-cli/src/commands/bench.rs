@@ -4,6 +4,7 @@ use crate::args::GlobalArgs;
 use crate::args::ModelArgs;
 use crate::assemble;
 use crate::bench::cpu;
+use crate::bench::gpu::{decode, link, prefill, serve};
 use crate::error::{CliError, CliResult};
 use crate::eval::tasks;
 use crate::settings::resolve;
@@ -23,6 +24,14 @@ pub struct BenchArgs {
 enum Target {
     /// Prefill and decode steps of the CPU executor: dense, sparse, sparse with its stages paused
     Cpu(CpuArgs),
+    /// Decode steps of full batches on a GPU, dense and sparse
+    Decode(decode::DecodeArgs),
+    /// Time to the first token on a GPU
+    Prefill(prefill::PrefillArgs),
+    /// A closed loop of requests on a GPU, prefill included
+    ServeSim(serve::ServeArgs),
+    /// What a GPU's memory and link can do at most
+    Link(link::LinkArgs),
 }
 
 #[derive(Debug, Args)]
@@ -46,7 +55,13 @@ struct CpuArgs {
 /// When the input is wrong, a request fails, or Ctrl-C ends the measurement.
 pub fn run(args: &BenchArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
     crate::interrupt::catch();
-    let Target::Cpu(args) = &args.target;
+    let args = match &args.target {
+        Target::Cpu(args) => args,
+        Target::Decode(args) => return decode::run(args, global, out),
+        Target::Prefill(args) => return prefill::run(args, global, out),
+        Target::ServeSim(args) => return serve::run(args, global, out),
+        Target::Link(args) => return link::run(args, global, out),
+    };
     let resolved = resolve(global, args.model.layers()?)?;
     assemble::check_device(&resolved.config)?;
     let model = assemble::open_model(&resolved.config)?;

@@ -116,7 +116,7 @@ pub fn run(global: &GlobalArgs, tracer: &Tracer, out: &mut dyn Write) -> CliResu
         let start = Instant::now();
         let state = {
             let bar = Progress::parts("reading");
-            PromptState::read(&weights, &prompt, config.engine.prefill_chunk, &mut |done, total| {
+            PromptState::read(&weights, &prompt, config.prefill_chunk(), &mut |done, total| {
                 bar.set(done as u64, total as u64)
             })
         };

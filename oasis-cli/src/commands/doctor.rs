@@ -117,8 +117,9 @@ fn advise(found: &Findings) -> Vec<String> {
     if found.models.cache.is_none() {
         advice.push(format!("There is no home folder: set {} to a folder for downloaded models.", env::HF_HUB_CACHE));
     }
-    let cuda = CudaUnavailable::explain(&found.cuda, 0);
-    advice.push(format!("No CUDA: expected {}, found {}.\n  hint: {}", cuda.expected, cuda.found, cuda.hint));
+    if let Err(cuda) = CudaUnavailable::check(&found.cuda, 0) {
+        advice.push(format!("No CUDA: expected {}, found {}.\n  hint: {}", cuda.expected, cuda.found, cuda.hint));
+    }
     advice
 }
 

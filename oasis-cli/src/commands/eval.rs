@@ -118,7 +118,7 @@ fn run_recall(args: &RecallArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
         model: &model,
         weights: assemble::load_model(&resolved.config, &model)?,
         text: ModelText::new(&model.checkpoint)?,
-        prefill_chunk: resolved.config.engine.prefill_chunk,
+        prefill_chunk: resolved.config.prefill_chunk(),
     };
     let mut contenders = Contender::defaults();
     contenders.extend(args.with.iter().map(|text| Contender::parse(text)));
@@ -186,7 +186,7 @@ fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write)
         Join::Sum => Aggregate::Sum,
         Join::Max => Aggregate::Max,
     };
-    let chunk = resolved.config.engine.prefill_chunk;
+    let chunk = resolved.config.prefill_chunk();
     if args.greedy {
         let options = assemble::cpu_options(&resolved.config);
         let mut dense = CpuExecutor::new(weights.clone(), Residency::Dense, options, Tracer::default())?;

@@ -12,7 +12,7 @@ use crate::report::{Agreement, RunReport};
 use crate::settings::resolve;
 use crate::tokens::ModelText;
 use clap::Args;
-use oasis_core::config::Layer;
+use oasis_core::config::{DeviceKind, Layer, Resolved};
 use oasis_core::engine::{Engine, GenerateRequest};
 use oasis_core::executor::Executor;
 use oasis_core::pipeline::Tracer;
@@ -138,10 +138,7 @@ fn answer(args: &RunArgs, global: &GlobalArgs, prompt: &str, tracer: &Tracer, ou
     let model = assemble::open_model(config)?;
     let text = ModelText::new(&model.checkpoint)?;
     let tokens = args.prompt.encode(&text, prompt)?;
-    let policies = assemble::build_policies(&resolved, &model)?;
-    let weights = assemble::load_model(config, &model)?;
-    let mut executor = assemble::start_executor(config, weights, policies, tracer.clone())?;
-    let audit = if args.audit { Some(Audit::start(&mut executor)?) } else { None };
+    let (executor, audit) = start(args, &resolved, &model, tracer)?;
     let mut engine = Engine::new(executor, config.engine.max_batch);
     let request = GenerateRequest {
         prompt: tokens,
@@ -178,6 +175,30 @@ fn answer(args: &RunArgs, global: &GlobalArgs, prompt: &str, tracer: &Tracer, ou
         Finish::Interrupted => Err(CliError::Interrupted),
         Finish::Stop | Finish::Length => Ok(()),
     }
+}
+
+/// The executor of the configured device.
+fn start(
+    args: &RunArgs,
+    resolved: &Resolved,
+    model: &Model,
+    tracer: &Tracer,
+) -> CliResult<(Box<dyn Executor>, Option<Audit>)> {
+    let config = &resolved.config;
+    if config.device.kind == DeviceKind::Cuda {
+        if args.audit {
+            return Err(CliError::input(
+                "--audit: expected device.kind = \"cpu\", found \"cuda\"",
+                "it measures policies, which are the same on both",
+            ));
+        }
+        return Ok((Box::new(assemble::cuda::start_model(resolved, model)?), None));
+    }
+    let policies = assemble::build_policies(resolved, model)?;
+    let weights = assemble::load_model(config, model)?;
+    let mut executor = assemble::start_executor(config, weights, policies, tracer.clone())?;
+    let audit = if args.audit { Some(Audit::start(&mut executor)?) } else { None };
+    Ok((Box::new(executor), audit))
 }
 
 /// Compares the predicted with the exact choice of blocks while a request decodes.

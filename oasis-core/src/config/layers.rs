@@ -21,6 +21,18 @@ const DEFAULT_KINDS: [(Role, &str); 5] = [
     (Role::Store, "dram"),
 ];
 
+/// Transport where no layer names one and the device is a GPU.
+const GPU_TRANSPORT: &str = "pcie-uva";
+
+/// The kind of a role where no layer names one.
+fn default_kind(role: Role, layers: &[Layer]) -> &'static str {
+    let device_kind = |layer: &Layer| layer.table.get("device")?.get("kind").cloned();
+    match layers.iter().rev().find_map(device_kind) {
+        Some(Value::String(kind)) if role == Role::Transport && kind == "cuda" => GPU_TRANSPORT,
+        _ => DEFAULT_KINDS.iter().find(|(r, _)| *r == role).expect("every role has a default").1,
+    }
+}
+
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
@@ -196,10 +208,7 @@ impl Sections {
         let kind_of = |layer: &Layer| layer.table.get(name).and_then(|section| section.get("kind")).cloned();
         let chosen = layers.iter().enumerate().rev().find_map(|(i, layer)| Some((i, kind_of(layer)?)));
         let (kind, origin) = match &chosen {
-            None => {
-                let default = DEFAULT_KINDS.iter().find(|(r, _)| *r == role).expect("every role has a default").1;
-                (default.to_owned(), Origin::Default)
-            }
+            None => (default_kind(role, layers).to_owned(), Origin::Default),
             Some((i, Value::String(kind))) => (kind.clone(), layers[*i].origin.clone()),
             Some((i, other)) => {
                 return Err(ConfigError::new(format!("{name}.kind"), "the name of a kind", describe(other))
@@ -222,7 +231,7 @@ impl Sections {
         defaults.extend((plugin.defaults)().map_err(|e| ConfigError::new(name, "serialisable defaults", e))?);
 
         // Fields count only where their layer already meant this kind.
-        let mut current = DEFAULT_KINDS.iter().find(|(r, _)| *r == role).map(|(_, k)| (*k).to_owned());
+        let mut current = Some(default_kind(role, layers).to_owned());
         let meant: Vec<&Layer> = (layers.iter())
             .filter(|layer| {
                 if let Some(Value::String(kind)) = kind_of(layer) {

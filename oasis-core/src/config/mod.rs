@@ -145,13 +145,40 @@ pub struct DeviceConfig {
     pub ordinal: usize,
     /// Threads of the CPU executor; 0 takes every core.
     pub threads: usize,
-    /// Most bytes of KV on the device over all requests; 0 sets no limit.
+    /// Most bytes of KV on the CPU device over all requests; 0 sets no limit.
     pub kv_memory: Bytes,
+    /// Most bytes of a CUDA device's memory, weights included; 0 takes what is free.
+    pub memory: Bytes,
+    /// Longest context on a CUDA device in tokens, prompt and answer together; 0 is the model's.
+    pub max_context: usize,
+    /// How a decode step reaches a CUDA device: as one graph, or kernel by kernel on streams.
+    pub step: StepLaunch,
+    /// Layers whose full KV a prefill may keep on a CUDA device; 0 takes all where that costs no request its place.
+    pub prefill_layers: usize,
+}
+
+/// How a decode step reaches a CUDA device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StepLaunch {
+    /// Captured once a batch size and launched as one graph.
+    Graph,
+    /// Queued kernel by kernel.
+    Streams,
 }
 
 impl Default for DeviceConfig {
     fn default() -> Self {
-        Self { kind: DeviceKind::Cpu, ordinal: 0, threads: 0, kv_memory: Bytes(0) }
+        Self {
+            kind: DeviceKind::Cpu,
+            ordinal: 0,
+            threads: 0,
+            kv_memory: Bytes(0),
+            memory: Bytes(0),
+            max_context: 0,
+            step: StepLaunch::Graph,
+            prefill_layers: 0,
+        }
     }
 }
 
@@ -171,17 +198,26 @@ pub enum DeviceKind {
 pub struct EngineConfig {
     /// Most requests that decode together.
     pub max_batch: usize,
-    /// Prompt tokens of one prefill chunk.
+    /// Prompt tokens of one prefill chunk; 0 is what suits the device: 512 on a CPU, 8,192 on a GPU.
     pub prefill_chunk: usize,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { max_batch: 8, prefill_chunk: 512 }
+        Self { max_batch: 8, prefill_chunk: 0 }
     }
 }
 
 impl Config {
+    /// Prompt tokens of one prefill chunk on the chosen device.
+    pub fn prefill_chunk(&self) -> usize {
+        match (self.engine.prefill_chunk, self.device.kind) {
+            (0, DeviceKind::Cpu) => 512,
+            (0, DeviceKind::Cuda) => 8192,
+            (chunk, _) => chunk,
+        }
+    }
+
     /// Checks values that no section can check alone.
     ///
     /// # Errors
@@ -197,7 +233,6 @@ impl Config {
                 .hint("128 blocks of 16 tokens is the usual budget"));
         }
         at_least_one("engine.max_batch", self.engine.max_batch)?;
-        at_least_one("engine.prefill_chunk", self.engine.prefill_chunk)?;
         let SamplingParams { temperature, top_p, .. } = self.sampling;
         if !(temperature.is_finite() && temperature >= 0.0) {
             return Err(ConfigError::new("sampling.temperature", "a number of at least 0", temperature));

@@ -136,7 +136,6 @@ fn impossible_numbers_are_named_with_their_origin() {
         ("kv.block_tokens=0", "kv.block_tokens"),
         ("kv.budget_blocks=0", "kv.budget_blocks"),
         ("engine.max_batch=0", "engine.max_batch"),
-        ("engine.prefill_chunk=0", "engine.prefill_chunk"),
         ("sampling.temperature=nan", "sampling.temperature"),
         ("sampling.temperature=-1", "sampling.temperature"),
         ("sampling.top_p=0", "sampling.top_p"),

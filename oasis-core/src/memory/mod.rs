@@ -9,4 +9,4 @@ pub use device::{LayerCache, Resident, Summaries, Tail};
 pub use store::{
     BlockWrite, EntryKey, FetchedEntries, HostBytes, HostEntry, KvStore, Reservation, StoreError, StoreSpec, StoreUsage,
 };
-pub use transport::{EntryCopy, EntryTarget, Transport, TransportSpec};
+pub use transport::{DeviceLink, EntryCopy, EntryTarget, Transport, TransportSpec};

@@ -162,4 +162,10 @@ pub trait StoreSpec: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// Names the field that has an impossible value.
     fn build(&self) -> Result<Arc<dyn KvStore>, SpecError>;
+
+    /// Bytes of host memory, where the store is nothing but that: a device which addresses host memory itself keeps the
+    /// blocks there and needs no [`KvStore`] object.
+    fn host_memory(&self) -> Option<u64> {
+        None
+    }
 }

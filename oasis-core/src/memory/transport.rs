@@ -38,6 +38,20 @@ pub trait Transport: Send {
     async fn gather(&mut self, copies: &mut [EntryCopy<'_>]) -> anyhow::Result<()>;
 }
 
+/// How a device with memory of its own reaches host memory by itself, without a [`Transport`] object on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceLink {
+    /// The device's own kernel reads entries from mapped host memory.
+    Gather {
+        /// Thread blocks of the kernel; `None` lets the device choose.
+        ctas: Option<usize>,
+        /// Entries in flight in each of them; `None` lets the device choose.
+        depth: Option<usize>,
+    },
+    /// The device's copy engine, one copy an entry, queued by the host.
+    CopyEngine,
+}
+
 /// Configuration of a [`Transport`], found by its `kind`.
 #[typetag::serde(tag = "kind")]
 pub trait TransportSpec: std::fmt::Debug + Send + Sync {
@@ -46,4 +60,9 @@ pub trait TransportSpec: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// Names the field that has an impossible value.
     fn build(&self) -> Result<Box<dyn Transport>, SpecError>;
+
+    /// How a device is to reach host memory by itself, where this transport means that.
+    fn device_link(&self) -> Option<DeviceLink> {
+        None
+    }
 }

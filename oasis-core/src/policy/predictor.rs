@@ -51,6 +51,12 @@ pub trait Predictor: Send {
     /// Whose query the ranking is made with.
     fn query_source(&self) -> QuerySource;
 
+    /// How the scores of a group are joined, where the ranking is the usual one, [`rank_by_score`]: a device can then make
+    /// it by itself.
+    fn by_score(&self) -> Option<Aggregate> {
+        None
+    }
+
     /// Ranks blocks for one layer of the whole batch. `ranking` arrives empty, shaped for the batch.
     fn predict(&mut self, batch: &PredictBatch<'_>, ranking: &mut Ranking);
 }

@@ -51,10 +51,22 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # Panics
     /// When `data` is longer than the buffer.
     pub fn write(&mut self, data: &[T]) -> Result<(), DeviceError> {
-        assert!(data.len() <= self.len, "{} elements into a buffer of {}", data.len(), self.len);
+        self.write_at(0, data)
+    }
+
+    /// Copies `data` to the elements from `start` on and waits for it.
+    ///
+    /// # Errors
+    /// [`DeviceError`] from the driver.
+    ///
+    /// # Panics
+    /// When `data` ends beyond the buffer.
+    pub fn write_at(&mut self, start: usize, data: &[T]) -> Result<(), DeviceError> {
+        assert!(start + data.len() <= self.len, "elements {start} + {} of a buffer of {}", data.len(), self.len);
         self.device.bind()?;
+        let to = self.address + (start * size_of::<T>()) as u64;
         // SAFETY: the range is within this buffer; the call returns when `data` has been read.
-        unsafe { result::memcpy_htod_sync(self.address, data) }.check(|| "copying to the device")?;
+        unsafe { result::memcpy_htod_sync(to, data) }.check(|| "copying to the device")?;
         self.device.synchronize()
     }
 

@@ -2,6 +2,7 @@
 
 use super::error::Check;
 use super::{Device, DeviceError};
+use crate::kernels::Address;
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use std::sync::Arc;
 
@@ -60,6 +61,33 @@ impl Stream {
         self.stream.wait(&event.0).check(|| "waiting for an event")
     }
 
+    /// Queues a copy of `bytes` bytes; either side may be device memory or pinned host memory.
+    ///
+    /// # Safety
+    /// Both ranges are valid until the copy is done, and nothing else touches the destination meanwhile. A range of host
+    /// memory lies within one chunk of its [`PinnedBuffer`](super::PinnedBuffer).
+    ///
+    /// # Errors
+    /// [`DeviceError`] from the driver.
+    pub unsafe fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<(), DeviceError> {
+        self.device.bind()?;
+        // SAFETY: the caller answers for both ranges.
+        unsafe { sys::cuMemcpyAsync(to.0, from.0, bytes, self.handle()) }.result().check(|| "queueing a copy")
+    }
+
+    /// Queues a fill of `bytes` bytes of device memory.
+    ///
+    /// # Safety
+    /// The range is valid until the fill is done, and nothing else touches it meanwhile.
+    ///
+    /// # Errors
+    /// [`DeviceError`] from the driver.
+    pub unsafe fn fill(&self, to: Address, byte: u8, bytes: usize) -> Result<(), DeviceError> {
+        self.device.bind()?;
+        // SAFETY: the caller answers for the range.
+        unsafe { sys::cuMemsetD8Async(to.0, byte, bytes, self.handle()) }.result().check(|| "queueing a fill")
+    }
+
     /// Captures what `work` queues, on this stream and on those that wait for it and are waited for again, as a graph.
     ///
     /// # Errors
@@ -101,6 +129,27 @@ impl Event {
         device.context.new_event(flags).check(|| "creating an event").map(Self)
     }
 
+    /// Whether the work before it is done; true for an event that was never recorded.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of the work before.
+    pub fn is_done(&self) -> Result<bool, DeviceError> {
+        self.0.context().bind_to_thread().check(|| "binding the device's context")?;
+        // SAFETY: the event lives.
+        match unsafe { sys::cuEventQuery(self.0.cu_event()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            status => status.result().check(|| "asking for an event").map(|()| true),
+        }
+    }
+
+    /// Waits until the work before it is done.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of the work before.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        self.0.synchronize().check(|| "waiting for an event")
+    }
+
     /// Microseconds from this event to `end`; waits for both.
     ///
     /// # Errors
@@ -115,6 +164,9 @@ pub struct Graph {
     device: Device,
     executable: sys::CUgraphExec,
 }
+
+// SAFETY: an executable graph may be used from any thread that binds the context, one at a time.
+unsafe impl Send for Graph {}
 
 impl Graph {
     /// Queues the work on `stream`.

@@ -88,7 +88,7 @@ impl Problem {
             Output::F32 => f32,
         };
         for (layout, kind, (height, width), stride) in [
-            (&raw mut problem.w, bf16, (shape.inner, shape.out), shape.inner),
+            (&raw mut problem.w, bf16, (shape.inner, shape.out), shape.w_stride),
             (&raw mut problem.x, bf16, (shape.inner, rows), shape.x_stride),
             (&raw mut problem.y, output, (shape.out, rows), shape.y_stride),
         ] {

@@ -50,6 +50,8 @@ pub struct GemmShape {
     pub bias: bool,
     /// Elements from one row of `x` to the next, a multiple of 8, at least `inner`.
     pub x_stride: usize,
+    /// Elements from one row of `w` to the next, a multiple of 8, at least `inner`.
+    pub w_stride: usize,
     /// Elements from one row of `y` to the next, a multiple of 8, at least `out`.
     pub y_stride: usize,
 }
@@ -69,6 +71,7 @@ impl GemmShape {
             accumulate: false,
             bias: false,
             x_stride: inner,
+            w_stride: inner,
             y_stride: out,
         }
     }
@@ -86,10 +89,12 @@ impl GemmShape {
         if self.rows == 0 || self.out == 0 || self.inner == 0 {
             return wrong("no dimension to be 0", "an empty batch has nothing to run");
         }
-        if self.room < self.rows || self.x_stride < self.inner || self.y_stride < self.out {
+        if self.room < self.rows || self.x_stride < self.inner || self.w_stride < self.inner || self.y_stride < self.out
+        {
             return wrong("room >= rows, x_stride >= inner and y_stride >= out", "GemmShape::dense sets all three");
         }
-        if [self.out, self.inner, self.x_stride, self.y_stride].iter().any(|elements| elements % 8 != 0) {
+        if [self.out, self.inner, self.x_stride, self.w_stride, self.y_stride].iter().any(|elements| elements % 8 != 0)
+        {
             return wrong("out, inner and strides to be multiples of 8", "pad rows with zeros");
         }
         if self.bias && self.output == Output::F32 {
@@ -110,7 +115,7 @@ impl GemmShape {
     }
 
     fn w_bytes(&self) -> usize {
-        self.out * self.inner * 2
+        self.out * self.w_stride * 2
     }
 
     fn x_bytes(&self) -> usize {
@@ -154,7 +159,7 @@ pub struct Workspace(DeviceBuffer<u8>);
 pub struct Operands {
     /// bf16 `[room][x_stride]`.
     pub x: Address,
-    /// bf16 `[out][inner]`.
+    /// bf16 `[out][w_stride]`.
     pub w: Address,
     /// bf16 or f32 `[room][y_stride]`. Written.
     pub y: Address,
@@ -342,6 +347,7 @@ mod tests {
             GemmShape { rows: 0, ..dense.clone() },
             GemmShape { room: 3, ..dense.clone() },
             GemmShape { x_stride: 60, ..dense.clone() },
+            GemmShape { w_stride: 60, ..dense.clone() },
             GemmShape { out: 63, ..dense.clone() },
             GemmShape { y_stride: 66, ..dense.clone() },
             GemmShape { bias: true, output: Output::F32, ..dense.clone() },

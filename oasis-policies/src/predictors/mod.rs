@@ -30,6 +30,10 @@ impl Predictor for ScoreRanker {
         self.source
     }
 
+    fn by_score(&self) -> Option<Aggregate> {
+        Some(self.aggregate)
+    }
+
     fn predict(&mut self, batch: &PredictBatch<'_>, ranking: &mut Ranking) {
         rank_by_score(batch, self.aggregate, &mut self.scores, ranking);
     }

@@ -41,6 +41,10 @@ oasis_core::register! {
             }
             Ok(Arc::new(DramStore { capacity, slab: Slab::new(capacity), state: RwLock::default() }))
         }
+
+        fn host_memory(&self) -> Option<u64> {
+            Some(self.capacity.0)
+        }
     }
 }
 

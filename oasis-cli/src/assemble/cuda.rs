@@ -1,0 +1,175 @@
+//! The CUDA executor: policies as device code, weights on the device, host memory pinned.
+
+use super::{Loaded, Model, spec_error};
+use crate::error::{CliError, CliResult};
+use crate::progress::Progress;
+use oasis_core::config::{Budget, Config, ConfigError, Resolved, StepLaunch};
+use oasis_core::geometry::HeadShape;
+use oasis_core::memory::DeviceLink;
+use oasis_core::policy::{DeviceCode, QuerySource};
+use oasis_core::registry::Role;
+use oasis_cuda::compile::SourceFile;
+use oasis_cuda::device::Device;
+use oasis_cuda::executor::{CudaExecutor, CudaOptions, GatherOptions, HostOptions, Residency, SparseOptions, StepMode};
+use oasis_cuda::layout::BLOCK_TOKENS;
+use oasis_cuda::model::DeviceModel;
+use oasis_models::draft::Eagle3Spec;
+use oasis_models::spec::DecoderSpec;
+
+/// What of a configuration the device runs, and how much of it.
+///
+/// # Errors
+/// Names the key that asks for something that a GPU does not run.
+pub fn options(resolved: &Resolved, spec: &DecoderSpec, has_head: bool) -> CliResult<CudaOptions> {
+    let config = &resolved.config;
+    let refuse = |key: &str, expected: &str, found: String, hint: &str| -> CliError {
+        resolved.locate(ConfigError::new(key, expected, found).hint(hint)).into()
+    };
+    if config.kv.block_tokens != BLOCK_TOKENS {
+        let found = config.kv.block_tokens.to_string();
+        return Err(refuse(
+            "kv.block_tokens",
+            "16, the block size of the GPU's kernels",
+            found,
+            "device.kind = \"cpu\" takes any",
+        ));
+    }
+    if ![64, 128].contains(&spec.head_dim) || spec.q_heads / spec.kv_heads > 16 {
+        let found = format!("{} and {} query heads a KV head", spec.head_dim, spec.q_heads / spec.kv_heads);
+        return Err(refuse(
+            "model.path",
+            "heads of 64 or 128 elements in groups of at most 16",
+            found,
+            "device.kind = \"cpu\" runs any",
+        ));
+    }
+    let max_context = match config.device.max_context {
+        0 => spec.max_positions,
+        tokens if tokens > spec.max_positions => {
+            let expected = format!("at most the model's {} tokens", spec.max_positions);
+            return Err(refuse("device.max_context", &expected, tokens.to_string(), "0 takes the model's"));
+        }
+        tokens => tokens,
+    };
+    let residency = match config.kv.budget_blocks {
+        Budget::All => Residency::Dense,
+        Budget::Blocks(blocks) => Residency::Sparse(sparse(resolved, spec, blocks, has_head)?),
+    };
+    Ok(CudaOptions {
+        residency,
+        max_batch: config.engine.max_batch,
+        max_context,
+        memory_limit: Some(config.device.memory.0).filter(|bytes| *bytes > 0),
+        prefill_chunk: config.prefill_chunk(),
+        prefill_layers: Some(config.device.prefill_layers).filter(|layers| *layers > 0),
+        mode: match config.device.step {
+            StepLaunch::Graph => StepMode::Graph,
+            StepLaunch::Streams => StepMode::Streams,
+        },
+    })
+}
+
+fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool) -> CliResult<SparseOptions> {
+    let config = &resolved.config;
+    let shape = HeadShape { group: spec.q_heads / spec.kv_heads, head_dim: spec.head_dim, block_tokens: BLOCK_TOKENS };
+    let locate = |role| move |error| CliError::from(resolved.locate(spec_error(role, error)));
+    let summarizer = config.summarizer.build(shape).map_err(locate(Role::Summarizer))?;
+    let predictor = config.predictor.build().map_err(locate(Role::Predictor))?;
+    let selector = config.selector.build().map_err(locate(Role::Selector))?;
+    let without = |role: Role, what: &str| -> CliError {
+        let error =
+            ConfigError::new(format!("{}.kind", role.section()), format!("a {} {what}", role.section()), "one without")
+                .hint("`oasis list` says which kinds have device code; device.kind = \"cpu\" runs all");
+        resolved.locate(error).into()
+    };
+    let code = |role: Role, code: Option<DeviceCode>| -> CliResult<SourceFile> {
+        let DeviceCode { name, source } = code.ok_or_else(|| without(role, "with device code"))?;
+        Ok(SourceFile { name, text: source })
+    };
+    let source = predictor.query_source();
+    if source == QuerySource::Draft && !has_head {
+        let error =
+            ConfigError::new("model.draft", "a draft head, as the predictor ranks by a draft token's query", "none")
+                .hint("name an EAGLE-3 head of this model, or choose a predictor that needs none: predictor.kind");
+        return Err(resolved.locate(error).into());
+    }
+    let aggregate = predictor.by_score().ok_or_else(|| without(Role::Predictor, "that ranks by score"))?;
+    let gather = match config.transport.device_link() {
+        Some(DeviceLink::Gather { ctas, depth }) => {
+            let usual = GatherOptions::default();
+            let stages = depth.unwrap_or(usual.stages);
+            if !(2..=16).contains(&stages) {
+                let error = ConfigError::new("transport.depth", "2 to 16 entries in flight, or 0", stages);
+                return Err(resolved.locate(error).into());
+            }
+            GatherOptions { ctas: ctas.map_or(usual.ctas, |ctas| ctas as u32), stages, stores: stages / 2 }
+        }
+        Some(DeviceLink::CopyEngine) | None => {
+            let error =
+                ConfigError::new("transport.kind", "a transport that reaches GPU memory", "one between host memories")
+                    .hint("pcie-uva is the usual one");
+            return Err(resolved.locate(error).into());
+        }
+    };
+    let Some(capacity) = config.store.host_memory() else {
+        let error =
+            ConfigError::new("store.kind", "a store that is host memory, which the GPU addresses itself", "another")
+                .hint("dram is one; device.kind = \"cpu\" runs with any store");
+        return Err(resolved.locate(error).into());
+    };
+    Ok(SparseOptions {
+        budget_blocks: budget,
+        cap: selector.cap(budget).min(budget),
+        source,
+        aggregate,
+        summary_rows: summarizer.rows_per_block(),
+        summarizer: code(Role::Summarizer, summarizer.device_code())?,
+        selector: code(Role::Selector, selector.device_code())?,
+        gather,
+        host: HostOptions { capacity, alias: None },
+    })
+}
+
+/// Weights for the device.
+pub enum Weights<'a> {
+    /// Of a checkpoint.
+    Loaded(&'a Loaded),
+    /// Random ones of a shape, and of a head's.
+    Random(&'a DecoderSpec, &'a Eagle3Spec),
+}
+
+/// Starts an executor: plans the memory, copies or makes the weights, pins host memory, compiles the kernels.
+///
+/// # Errors
+/// When the plan does not fit, before anything is read; or when the device refuses.
+pub fn start(config: &Config, weights: &Weights<'_>, options: CudaOptions) -> CliResult<CudaExecutor> {
+    let device = Device::open(config.device.ordinal)?;
+    // Only a draft query needs the head on the device.
+    let drafts = matches!(&options.residency, Residency::Sparse(sparse) if sparse.source == QuerySource::Draft);
+    let (spec, head) = match weights {
+        Weights::Loaded(loaded) => (&loaded.spec, loaded.head.as_deref().map(|head| &head.spec)),
+        Weights::Random(spec, head) => (*spec, Some(*head)),
+    };
+    let head = head.filter(|_| drafts);
+    let plan = CudaExecutor::plan(&device, spec, head, &options)?;
+    tracing::info!("{plan}");
+    let model = match weights {
+        Weights::Loaded(loaded) => {
+            let head = loaded.head.as_deref().filter(|_| drafts);
+            DeviceModel::upload(&device, spec, &loaded.weights, head, options.max_context)?
+        }
+        Weights::Random(..) => DeviceModel::random(&device, spec, head, options.max_context, 1)?,
+    };
+    let bar = Progress::parts("pinning host memory");
+    Ok(CudaExecutor::new(&device, model, plan, options, &|done, total| bar.set(done as u64, total as u64))?)
+}
+
+/// Starts an executor for a checkpoint.
+///
+/// # Errors
+/// As [`options`] and [`start`], and when weights cannot be read.
+pub fn start_model(resolved: &Resolved, model: &Model) -> CliResult<CudaExecutor> {
+    let options = options(resolved, model.checkpoint.spec(), model.head.is_some())?;
+    let loaded = super::load_weights(&resolved.config, model)?;
+    start(&resolved.config, &Weights::Loaded(&loaded), options)
+}

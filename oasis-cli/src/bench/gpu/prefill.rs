@@ -1,0 +1,139 @@
+//! Time to the first token of one request.
+
+use super::{Conditions, Subject, expect_admitted, sequence};
+use crate::args::GlobalArgs;
+use crate::error::{CliError, CliResult};
+use crate::text::columns;
+use clap::Args;
+use oasis_core::executor::{DecodeRow, Executor, PrefillProgress};
+use oasis_core::ids::RequestId;
+use oasis_models::spec::DecoderSpec;
+use serde::Serialize;
+use std::io::Write;
+use std::time::Instant;
+
+/// Arguments of `bench prefill`.
+#[derive(Debug, Args)]
+pub struct PrefillArgs {
+    /// Prompt tokens; several to sweep
+    #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "16384,32000")]
+    context: Vec<usize>,
+    /// Prompts of each length; the fastest counts
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    repeat: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    subject: Subject,
+}
+
+/// One measured length.
+#[derive(Debug, Serialize)]
+struct Point {
+    context: usize,
+    /// From the admission to the first token.
+    first_token_ms: f64,
+    tokens_per_second: f64,
+    /// The step after it, which sees the full KV and chooses the first working set.
+    first_step_ms: f64,
+    /// Products of weights and of attention, over 790 TFLOP/s.
+    floor_ms: f64,
+    tflop_s: f64,
+    over_floor: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    device: String,
+    conditions: Conditions,
+    points: Vec<Point>,
+}
+
+/// What cuBLAS reaches with large bf16 products on an H200.
+const TENSOR_FLOPS: f64 = 790e12;
+
+/// Measures and prints.
+///
+/// # Errors
+/// When the input is wrong, a prompt does not fit, or the device fails.
+pub fn run(args: &PrefillArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
+    let longest = args.context.iter().copied().max().unwrap_or(0);
+    if args.context.contains(&0) || longest == 0 || args.repeat == 0 {
+        return Err(CliError::input(
+            "expected contexts and repeats of at least 1, found 0",
+            "change --context or --repeat",
+        ));
+    }
+    let bench = args.subject.open(global, 1, longest + 2)?;
+    let mut executor = bench.start(bench.options(false)?)?;
+    let mut points = Vec::new();
+    for (index, context) in args.context.iter().enumerate() {
+        let (mut first_token, mut first_step) = (f64::MAX, f64::MAX);
+        // One more goes first: products choose their algorithms.
+        for repeat in 0..=args.repeat {
+            let id = (index * 1000 + repeat) as u64;
+            let vocab = executor.info().vocab;
+            let start = Instant::now();
+            expect_admitted(executor.admit(sequence(id, *context, 2, vocab))?)?;
+            let failed = |error: oasis_core::executor::RequestError| CliError::Failure(error.to_string());
+            let token = loop {
+                if let PrefillProgress::Done(token) = executor.prefill(RequestId(id)).map_err(failed)? {
+                    break token;
+                }
+            };
+            let prefilled = start.elapsed().as_secs_f64() * 1e3;
+            let start = Instant::now();
+            executor.decode(&[DecodeRow { request: RequestId(id), token }])?;
+            let decoded = start.elapsed().as_secs_f64() * 1e3;
+            executor.release(RequestId(id));
+            if repeat > 0 {
+                (first_token, first_step) = (first_token.min(prefilled), first_step.min(decoded));
+            }
+        }
+        let products = products(&bench.spec, *context);
+        let floor_ms = products / TENSOR_FLOPS * 1e3;
+        points.push(Point {
+            context: *context,
+            first_token_ms: first_token,
+            tokens_per_second: *context as f64 / first_token * 1e3,
+            first_step_ms: first_step,
+            floor_ms,
+            tflop_s: products / first_token / 1e9,
+            over_floor: first_token / floor_ms,
+        });
+    }
+    let report = Report { device: executor.info().device.clone(), conditions: bench.conditions(), points };
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &report)?;
+        return Ok(writeln!(out)?);
+    }
+    writeln!(out, "{}: {}\n", report.device, report.conditions.line())?;
+    let header = ["prompt", "first token", "tokens/s", "TFLOP/s", "floor", "over floor", "first step"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    for p in &report.points {
+        rows.push(vec![
+            p.context.to_string(),
+            format!("{:.0} ms", p.first_token_ms),
+            format!("{:.0}", p.tokens_per_second),
+            format!("{:.0}", p.tflop_s),
+            format!("{:.0} ms", p.floor_ms),
+            format!("{:.2} x", p.over_floor),
+            format!("{:.1} ms", p.first_step_ms),
+        ]);
+    }
+    Ok(writeln!(out, "{}", columns(&rows).join("\n"))?)
+}
+
+/// Floating-point operations of a prompt: two a weight and token, and causal attention.
+fn products(spec: &DecoderSpec, tokens: usize) -> f64 {
+    let (tokens, hidden) = (tokens as f64, spec.hidden as f64);
+    let qkv = ((spec.q_heads + 2 * spec.kv_heads) * spec.head_dim) as f64 * hidden;
+    let o = (spec.q_heads * spec.head_dim) as f64 * hidden;
+    let mlp = match &spec.moe {
+        Some(moe) => 3.0 * hidden * (moe.experts_per_token * moe.intermediate) as f64,
+        None => 3.0 * hidden * spec.intermediate as f64,
+    };
+    let attention = 2.0 * (spec.q_heads * spec.head_dim) as f64 * tokens * tokens;
+    spec.layers as f64 * (2.0 * tokens * (qkv + o + mlp) + attention)
+}

@@ -1,0 +1,271 @@
+//! A closed loop in its steady state: a number of requests at a time, each read, decoded and followed by the next.
+
+use super::{Bench, Conditions, Subject, expect_admitted, sequence};
+use crate::args::GlobalArgs;
+use crate::error::{CliError, CliResult};
+use crate::text::columns;
+use clap::Args;
+use oasis_core::executor::{Admission, DecodeRow, Executor, PrefillProgress};
+use oasis_core::ids::{RequestId, TokenId};
+use oasis_cuda::executor::{CudaExecutor, MemoryPlan};
+use serde::Serialize;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+/// Arguments of `bench serve-sim`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Tokens of each prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 16_384)]
+    input: usize,
+    /// Tokens of each answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048)]
+    output: usize,
+    /// Requests at a time; several to sweep
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,16,128")]
+    concurrency: Vec<usize>,
+    /// Seconds of each measurement
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    seconds: u64,
+    /// Dense decoding instead of sparse
+    #[arg(long)]
+    dense: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    subject: Subject,
+}
+
+/// One measured concurrency.
+#[derive(Debug, Default, Serialize)]
+struct Point {
+    concurrency: usize,
+    /// Most that ran at once.
+    running: usize,
+    seconds: f64,
+    output_tokens: u64,
+    finished: u64,
+    prefills: u64,
+    output_tokens_per_second: f64,
+    /// Mean milliseconds from a request's token to its next.
+    per_token_ms: f64,
+    /// Mean milliseconds from the admission to the first token.
+    first_token_ms: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    device: String,
+    conditions: Conditions,
+    mode: &'static str,
+    cap: usize,
+    input: usize,
+    output: usize,
+    plan: MemoryPlan,
+    points: Vec<Point>,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// When the input is wrong, no request fits, or the device fails.
+pub fn run(args: &ServeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
+    let most = args.concurrency.iter().copied().max().unwrap_or(0);
+    if args.concurrency.contains(&0) || most == 0 || args.input == 0 || args.output < 2 || args.seconds == 0 {
+        return Err(CliError::input(
+            "expected at least 1 request of 1 token with 2 to answer, for 1 second",
+            "change the arguments",
+        ));
+    }
+    let bench = args.subject.open(global, most, args.input + args.output)?;
+    let mut executor = bench.start(bench.options(args.dense)?)?;
+    executor.fill_with_noise(7)?;
+    warm_up(args, &bench, &mut executor)?;
+    let mut points = Vec::new();
+    for concurrency in &args.concurrency {
+        let mut run = Loop::new(args, &mut executor, *concurrency);
+        points.push(run.measure()?);
+        run.end();
+    }
+    let report = Report {
+        device: executor.info().device.clone(),
+        conditions: bench.conditions(),
+        mode: if args.dense { "dense" } else { "sparse" },
+        cap: executor.info().cap,
+        input: args.input,
+        output: args.output,
+        plan: executor.memory_plan().clone(),
+        points,
+    };
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &report)?;
+        return Ok(writeln!(out)?);
+    }
+    writeln!(out, "{}: {}", report.device, report.conditions.line())?;
+    writeln!(out, "{}\n", report.plan)?;
+    writeln!(
+        out,
+        "{}, {} tokens in, {} out, cap {}; prefill included",
+        report.mode, report.input, report.output, report.cap
+    )?;
+    let header = ["concurrency", "running", "tokens/s", "per token", "first token", "finished", "prefills"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    for p in &report.points {
+        rows.push(vec![
+            p.concurrency.to_string(),
+            p.running.to_string(),
+            format!("{:.0}", p.output_tokens_per_second),
+            format!("{:.2} ms", p.per_token_ms),
+            format!("{:.0} ms", p.first_token_ms),
+            p.finished.to_string(),
+            p.prefills.to_string(),
+        ]);
+    }
+    Ok(writeln!(out, "{}", columns(&rows).join("\n"))?)
+}
+
+/// One real request: everything is compiled, planned and captured before the clock runs.
+fn warm_up(args: &ServeArgs, bench: &Bench, executor: &mut CudaExecutor) -> CliResult {
+    expect_admitted(executor.admit(sequence(u64::MAX, args.input, 3, bench.spec.vocab))?)?;
+    let mut token = prefill(executor, RequestId(u64::MAX))?;
+    for _ in 0..2 {
+        let row = DecodeRow { request: RequestId(u64::MAX), token };
+        token = executor.decode(&[row])?.remove(0).map_err(|error| CliError::Failure(error.to_string()))?;
+    }
+    executor.release(RequestId(u64::MAX));
+    Ok(())
+}
+
+fn prefill(executor: &mut CudaExecutor, id: RequestId) -> CliResult<TokenId> {
+    loop {
+        let progress = executor.prefill(id).map_err(|error| CliError::Failure(error.to_string()))?;
+        if let PrefillProgress::Done(token) = progress {
+            return Ok(token);
+        }
+    }
+}
+
+/// A request that decodes.
+struct Running {
+    row: DecodeRow,
+    left: usize,
+    last: Instant,
+}
+
+struct Loop<'a> {
+    args: &'a ServeArgs,
+    executor: &'a mut CudaExecutor,
+    concurrency: usize,
+    next: u64,
+    running: Vec<Running>,
+    prefilling: Option<(RequestId, Instant)>,
+}
+
+impl<'a> Loop<'a> {
+    fn new(args: &'a ServeArgs, executor: &'a mut CudaExecutor, concurrency: usize) -> Self {
+        Self { args, executor, concurrency, next: 1, running: Vec::new(), prefilling: None }
+    }
+
+    /// Begins in the steady state: requests stand at evenly spread places of their answers.
+    fn fill(&mut self) -> CliResult {
+        let (input, output, vocab) = (self.args.input, self.args.output, self.executor.info().vocab);
+        for index in 0..self.concurrency {
+            let done = 1 + index * (output - 2) / self.concurrency;
+            let sequence = sequence(self.next, input + done, output - done, vocab);
+            let id = sequence.request;
+            if self.executor.admit_in_the_middle(sequence)? != Admission::Admitted {
+                break;
+            }
+            self.next += 1;
+            let row = DecodeRow { request: id, token: TokenId(0) };
+            self.running.push(Running { row, left: output - done, last: Instant::now() });
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self) -> CliResult<Point> {
+        self.fill()?;
+        let mut point = Point { concurrency: self.concurrency, ..Point::default() };
+        // Graphs of the batch sizes to come are captured now.
+        for _ in 0..8 {
+            self.decode(&mut Point::default(), &mut Duration::default())?;
+        }
+        let (mut between, mut first) = (Duration::ZERO, Duration::ZERO);
+        let start = Instant::now();
+        while start.elapsed().as_secs() < self.args.seconds {
+            if crate::interrupt::requested() {
+                return Err(CliError::Interrupted);
+            }
+            self.admit()?;
+            if let Some((id, admitted)) = self.prefilling {
+                let progress = self.executor.prefill(id).map_err(|error| CliError::Failure(error.to_string()))?;
+                if let PrefillProgress::Done(token) = progress {
+                    first += admitted.elapsed();
+                    point.prefills += 1;
+                    point.output_tokens += 1;
+                    self.prefilling = None;
+                    let row = DecodeRow { request: id, token };
+                    self.running.push(Running { row, left: self.args.output - 1, last: Instant::now() });
+                }
+            }
+            point.running = point.running.max(self.running.len());
+            self.decode(&mut point, &mut between)?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let decoded = point.output_tokens - point.prefills;
+        point.seconds = seconds;
+        point.output_tokens_per_second = point.output_tokens as f64 / seconds;
+        point.per_token_ms = between.as_secs_f64() * 1e3 / decoded.max(1) as f64;
+        point.first_token_ms = first.as_secs_f64() * 1e3 / point.prefills.max(1) as f64;
+        Ok(point)
+    }
+
+    fn admit(&mut self) -> CliResult {
+        if self.prefilling.is_some() || self.running.len() >= self.concurrency {
+            return Ok(());
+        }
+        let sequence = sequence(self.next, self.args.input, self.args.output, self.executor.info().vocab);
+        let id = sequence.request;
+        match self.executor.admit(sequence)? {
+            Admission::Admitted => {
+                self.next += 1;
+                self.prefilling = Some((id, Instant::now()));
+                Ok(())
+            }
+            Admission::Wait { .. } if !self.running.is_empty() => Ok(()),
+            Admission::Wait { reason } | Admission::Refused { reason } => Err(CliError::Input(reason)),
+        }
+    }
+
+    fn decode(&mut self, point: &mut Point, between: &mut Duration) -> CliResult {
+        if self.running.is_empty() {
+            return Ok(());
+        }
+        let rows: Vec<DecodeRow> = self.running.iter().map(|running| running.row).collect();
+        let tokens = self.executor.decode(&rows)?;
+        let now = Instant::now();
+        for (running, token) in self.running.iter_mut().zip(tokens) {
+            running.row.token = token.map_err(|error| CliError::Failure(error.to_string()))?;
+            running.left -= 1;
+            *between += now - running.last;
+            running.last = now;
+            point.output_tokens += 1;
+        }
+        for running in self.running.extract_if(.., |running| running.left == 0) {
+            self.executor.release(running.row.request);
+            point.finished += 1;
+        }
+        Ok(())
+    }
+
+    /// Ends all requests.
+    fn end(&mut self) {
+        for running in self.running.drain(..) {
+            self.executor.release(running.row.request);
+        }
+        if let Some((id, _)) = self.prefilling.take() {
+            self.executor.release(id);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What an executor consists of, and the operations that steps and prefills share.
+
+use super::host::HostPool;
+use super::memory::{Memory, SparseMemory};
+use super::options::CudaOptions;
+use super::plan::{Extent, MemoryPlan};
+use super::programs::{DraftPrograms, Programs, SparsePrograms};
+use crate::device::{Device, DeviceError, Event, Stream};
+use crate::gemm::{GemmShape, Gemms, Operands, Output, Workspace};
+use crate::kernels::{AddNormParams, Address};
+use crate::model::{DeviceHead, DeviceMatrix, DeviceModel, DeviceVector};
+
+/// The streams; one for each of those who work at the same time.
+pub(super) struct Streams {
+    /// Decoding of tokens.
+    pub foreground: Stream,
+    /// Scans of summaries.
+    pub predict: Stream,
+    /// Selections.
+    pub select: Stream,
+    /// Gathers over the link.
+    pub transfer: Stream,
+    /// Prefills.
+    pub prefill: Stream,
+    /// Copies of a prefill's KV to the host, and back for a first step.
+    pub offload: Stream,
+}
+
+/// Points that streams wait for.
+pub(super) struct Events {
+    /// Used again and again: a wait takes the state that the event has when it is queued.
+    pub order: Event,
+    /// One a layer: its transfer of the step before is done.
+    pub transferred: Vec<Event>,
+    /// One a layer: a prefill has its KV on the device.
+    pub appended: Vec<Event>,
+    /// One a layer: its KV has been copied between device and host.
+    pub copied: Vec<Event>,
+    /// One a layer: a prefill is through.
+    pub prefilled: Vec<Event>,
+}
+
+/// A stream and the workspace of its matrix products.
+pub(super) struct Work<'a> {
+    pub stream: &'a Stream,
+    pub workspace: &'a Workspace,
+}
+
+pub(super) struct Parts {
+    pub device: Device,
+    pub model: DeviceModel,
+    pub options: CudaOptions,
+    pub extent: Extent,
+    pub plan: MemoryPlan,
+    pub memory: Memory,
+    /// The full KV of requests; `None` in dense decoding.
+    pub host: Option<HostPool>,
+    pub programs: Programs,
+    pub gemms: Gemms,
+    pub workspaces: [Workspace; 2],
+    pub streams: Streams,
+    pub events: Events,
+}
+
+impl Parts {
+    pub fn layers(&self) -> usize {
+        self.model.spec.layers
+    }
+
+    pub fn foreground(&self) -> Work<'_> {
+        Work { stream: &self.streams.foreground, workspace: &self.workspaces[0] }
+    }
+
+    pub fn prefill(&self) -> Work<'_> {
+        Work { stream: &self.streams.prefill, workspace: &self.workspaces[1] }
+    }
+
+    pub fn sparse(&self) -> Option<(&SparseMemory, &SparsePrograms)> {
+        self.memory.sparse.as_ref().zip(self.programs.sparse.as_ref())
+    }
+
+    /// Parts of `bytes` bytes of host memory at `address` that a copy engine takes one at a time: offset and length.
+    pub fn host_parts(&self, address: Address, bytes: usize) -> Vec<(usize, usize)> {
+        self.host.as_ref().map_or_else(Vec::new, |host| host.copies(address, bytes).collect())
+    }
+
+    /// Lets what `after` is given next wait for what `before` has been given so far.
+    pub fn order(&self, before: &Stream, after: &Stream) -> Result<(), DeviceError> {
+        before.record(&self.events.order)?;
+        after.wait(&self.events.order)
+    }
+
+    /// `y[rows][out] = x[rows][in] . matrix`; `rows` is how many there are, and for how many both sides have room.
+    pub fn linear(
+        &self,
+        work: &Work<'_>,
+        rows: (usize, usize),
+        matrix: &DeviceMatrix,
+        x: Address,
+        y: Address,
+        output: Output,
+    ) -> Result<(), DeviceError> {
+        self.product(work, GemmShape { output, ..shape(rows, matrix) }, matrix.address(), x, y, Address::NONE)
+    }
+
+    /// The same with an optional bias.
+    pub fn linear_with_bias(
+        &self,
+        work: &Work<'_>,
+        rows: (usize, usize),
+        matrix: &DeviceMatrix,
+        bias: Option<&DeviceVector>,
+        x: Address,
+        y: Address,
+    ) -> Result<(), DeviceError> {
+        let shape = GemmShape { bias: bias.is_some(), ..shape(rows, matrix) };
+        self.product(work, shape, matrix.address(), x, y, bias.map_or(Address::NONE, |bias| bias.address()))
+    }
+
+    /// Logits of rows that lie `x_stride` elements apart.
+    pub fn linear_strided(
+        &self,
+        work: &Work<'_>,
+        rows: (usize, usize),
+        matrix: &DeviceMatrix,
+        x: Address,
+        y: Address,
+        x_stride: usize,
+    ) -> Result<(), DeviceError> {
+        let shape = GemmShape { output: Output::F32, x_stride, ..shape(rows, matrix) };
+        self.product(work, shape, matrix.address(), x, y, Address::NONE)
+    }
+
+    /// Adds the product to `y`.
+    pub fn linear_onto(
+        &self,
+        work: &Work<'_>,
+        rows: (usize, usize),
+        matrix: &DeviceMatrix,
+        x: Address,
+        y: Address,
+    ) -> Result<(), DeviceError> {
+        let shape = GemmShape { accumulate: true, ..shape(rows, matrix) };
+        self.product(work, shape, matrix.address(), x, y, Address::NONE)
+    }
+
+    /// A product of any shape, planned on its first use.
+    pub fn product(
+        &self,
+        work: &Work<'_>,
+        shape: GemmShape,
+        w: Address,
+        x: Address,
+        y: Address,
+        bias: Address,
+    ) -> Result<(), DeviceError> {
+        let plan = self.gemms.plan(&shape)?;
+        // SAFETY: callers give activations with room for `shape.room` rows and weights of the shape; each stream has its
+        // own workspace and activations.
+        unsafe { self.gemms.run(&plan, work.stream, work.workspace, &Operands { x, w, y, bias }) }
+    }
+
+    /// Norms of the embedding and of the residual, side by side in rows of `2 * hidden`: what the head's attention takes.
+    #[allow(clippy::too_many_arguments)]
+    pub fn join_halves(
+        &self,
+        work: &Work<'_>,
+        programs: &DraftPrograms,
+        rows: usize,
+        embedded: Address,
+        residual: Address,
+        out: Address,
+        head: &DeviceHead,
+    ) -> Result<(), DeviceError> {
+        let hidden = head.spec.hidden;
+        for (x, weight, offset) in [(embedded, &head.input_norm, 0), (residual, &head.hidden_norm, hidden * 2)] {
+            let params = AddNormParams {
+                residual: x,
+                x: Address::NONE,
+                weight: weight.address(),
+                out: out.offset(offset),
+                hidden: hidden as i32,
+                out_stride: 2 * hidden as i32,
+                eps: head.spec.norm_eps,
+            };
+            // SAFETY: callers give activations with room for `rows` rows of each kind.
+            unsafe { programs.layer.norm.launch(work.stream, (rows as u32, 1), &params)? };
+        }
+        Ok(())
+    }
+}
+
+/// Dense rows times a whole matrix.
+fn shape((rows, room): (usize, usize), matrix: &DeviceMatrix) -> GemmShape {
+    GemmShape { room, ..GemmShape::dense(rows, matrix.rows, matrix.cols) }
+}

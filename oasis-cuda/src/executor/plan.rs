@@ -1,0 +1,172 @@
+//! Capacity: what the device memory is used for, and how many requests that leaves room for.
+
+use super::options::{CudaOptions, Residency};
+use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
+use crate::model::weight_bytes;
+use oasis_models::draft::Eagle3Spec;
+use oasis_models::spec::DecoderSpec;
+use serde::Serialize;
+use std::fmt;
+
+/// Bytes of device memory, and what they are for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MemoryPlan {
+    /// Bytes that may be used.
+    pub limit: u64,
+    /// Weights of the model and of its draft head.
+    pub weights: u64,
+    /// Working memory of a step, of a prefill and of matrix products.
+    pub scratch: u64,
+    /// Full KV of the layers that a prefill is in.
+    pub prefill: u64,
+    /// One request.
+    pub request: RequestPlan,
+    /// Most requests at a time that were asked for.
+    pub asked: usize,
+    /// Most requests at a time.
+    pub requests: usize,
+    /// Layers whose full KV a prefill keeps on the device.
+    pub prefill_layers: usize,
+}
+
+/// Bytes of one request of the longest context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct RequestPlan {
+    /// Slots and tail blocks of the working sets; every block in dense decoding.
+    pub working_set: u64,
+    /// Summaries of every block.
+    pub summaries: u64,
+    /// KV of the draft head.
+    pub draft: u64,
+    /// Scores, slot tables, transfer lists, activations.
+    pub tables: u64,
+}
+
+impl RequestPlan {
+    /// Sum of all parts.
+    pub fn total(&self) -> u64 {
+        self.working_set + self.summaries + self.draft + self.tables
+    }
+}
+
+/// Shapes that follow from a model and options.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Blocks of the longest context, the last one perhaps partial, and one for a draft token.
+    pub blocks: usize,
+    /// Summary tiles of a KV head.
+    pub tiles: usize,
+    /// Slots of a KV head: K, or every block.
+    pub slots: usize,
+    /// Rows of a request in a step.
+    pub queries: usize,
+}
+
+impl Extent {
+    pub fn new(options: &CudaOptions) -> Self {
+        let blocks = options.max_context.div_ceil(BLOCK_TOKENS) + 1;
+        let (slots, queries) = match &options.residency {
+            Residency::Dense => (blocks, 1),
+            Residency::Sparse(sparse) => {
+                let draft = sparse.source == oasis_core::policy::QuerySource::Draft;
+                (sparse.budget_blocks.min(blocks), if draft { 2 } else { 1 })
+            }
+        };
+        Self { blocks, tiles: blocks.div_ceil(BLOCK_TOKENS), slots, queries }
+    }
+}
+
+/// Products, partial sums, graphs and what the driver keeps to itself.
+const OVERHEAD: u64 = 1 << 30;
+
+impl MemoryPlan {
+    /// Divides `limit` bytes.
+    pub fn new(limit: u64, spec: &DecoderSpec, head: Option<&Eagle3Spec>, options: &CudaOptions) -> Self {
+        let Extent { blocks, tiles, slots, queries } = Extent::new(options);
+        let head = head.filter(|_| queries == 2);
+        let entry = entry_bytes(spec.head_dim);
+        let heads = spec.layers * spec.kv_heads;
+        let width = (spec.q_heads + 2 * spec.kv_heads) * spec.head_dim;
+        let activations = queries * (4 * spec.hidden + 2 * width + 3 * spec.intermediate) * 2 + spec.vocab * 4;
+        let draft = head.map_or(0, |head| blocks * head.kv_heads * entry_bytes(head.head_dim));
+        let draft_activations = head.map_or(0, |head| head.draft_vocab * 4 + head.hidden * 32 + head.intermediate * 6);
+        let request = match &options.residency {
+            Residency::Dense => RequestPlan {
+                working_set: (heads * blocks * entry) as u64,
+                summaries: 0,
+                draft: 0,
+                tables: activations as u64,
+            },
+            Residency::Sparse(sparse) => {
+                let lists = slots * (4 + 4) + (slots + 2) * 16 + tiles * BLOCK_TOKENS * 4;
+                RequestPlan {
+                    working_set: (heads * (slots + 2) * entry) as u64,
+                    summaries: (heads * tiles * tile_bytes(sparse.summary_rows, spec.head_dim)) as u64,
+                    draft: draft as u64,
+                    tables: (heads * lists + activations + draft_activations) as u64,
+                }
+            }
+        };
+        let tokens = options.max_context;
+        let chunk = options.prefill_chunk.next_power_of_two().min(tokens.next_power_of_two());
+        // Residual, QKV and attention of a whole prompt, and the head's input; the MLP of a chunk.
+        let whole = (2 * spec.hidden + width + head.map_or(0, |head| head.hidden)) * 2;
+        let part = (2 * spec.hidden + 3 * spec.intermediate.max(head.map_or(0, |h| h.hidden * 2))) * 2;
+        let scratch = ((tokens + chunk) * whole + chunk * part) as u64 + OVERHEAD;
+        let weights = weight_bytes(spec, head) + (tokens * spec.head_dim * 8) as u64;
+        let layer = match options.residency {
+            Residency::Dense => 0,
+            Residency::Sparse(_) => (blocks * spec.kv_heads * entry) as u64,
+        };
+        let few = options.prefill_layers.unwrap_or(4).clamp(2, spec.layers.max(2));
+        let room = |layers: usize| limit.saturating_sub(weights + scratch + layers as u64 * layer) / request.total();
+        // All layers where that costs no request that was asked for.
+        let all = options.prefill_layers.is_none()
+            && room(spec.layers).min(options.max_batch as u64) == room(few).min(options.max_batch as u64);
+        let prefill_layers = if all { spec.layers } else { few };
+        Self {
+            limit,
+            weights,
+            scratch,
+            prefill: prefill_layers as u64 * layer,
+            request,
+            asked: options.max_batch,
+            requests: room(prefill_layers).min(options.max_batch as u64) as usize,
+            prefill_layers,
+        }
+    }
+
+    /// Bytes in use with all requests running.
+    pub fn used(&self) -> u64 {
+        self.fixed() + self.requests as u64 * self.request.total()
+    }
+
+    /// Bytes that do not depend on the number of requests.
+    pub fn fixed(&self) -> u64 {
+        self.weights + self.scratch + self.prefill
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
+        let Self { limit, weights, scratch, prefill, request, asked, requests, prefill_layers } = self;
+        let mib = |bytes: u64| bytes as f64 / (1_u64 << 20) as f64;
+        writeln!(f, "device memory: {:.2} GiB of {:.2} GiB", gib(self.used()), gib(*limit))?;
+        writeln!(f, "  weights                 {:>8.2} GiB", gib(*weights))?;
+        writeln!(f, "  scratch                 {:>8.2} GiB", gib(*scratch))?;
+        writeln!(f, "  full KV of a prefill    {:>8.2} GiB, {prefill_layers} layers", gib(*prefill))?;
+        let parts = format!(
+            "working set {:.1}, summaries {:.1}, draft KV {:.1}, tables {:.1} MiB each",
+            mib(request.working_set),
+            mib(request.summaries),
+            mib(request.draft),
+            mib(request.tables)
+        );
+        write!(
+            f,
+            "  {requests:>3} of {asked} requests     {:>8.2} GiB: {parts}",
+            gib(*requests as u64 * request.total())
+        )
+    }
+}

@@ -1,0 +1,161 @@
+//! The kernels of an executor, compiled for its model and policies.
+
+use super::options::{CudaOptions, Residency};
+use super::plan::Extent;
+use crate::compile::Compiler;
+use crate::compile::SourceFile;
+use crate::device::{Device, DeviceError, Kernel};
+use crate::kernels::{
+    Activation, AddNorm, Append, AppendPrompt, Attention, Embed, Gather, PrefillAttention, Sample, Scan, Schedule,
+    Select, Taps,
+};
+use oasis_core::policy::{Aggregate, QuerySource};
+use oasis_models::draft::Eagle3Spec;
+use oasis_models::spec::DecoderSpec;
+
+/// Kernels of a decoder's layers: the target's, or the draft head's.
+pub(super) struct LayerPrograms {
+    pub norm: Kernel<AddNorm>,
+    pub append: Kernel<Append>,
+    pub append_shape: Append,
+    pub attention: Kernel<Attention>,
+    pub attention_shape: Attention,
+    pub append_prompt: Kernel<AppendPrompt>,
+}
+
+/// Kernels of sparse decoding.
+pub(super) struct SparsePrograms {
+    pub scan: Kernel<Scan>,
+    pub select: Kernel<Select>,
+    pub gather: Kernel<Gather>,
+    /// Attention over the full KV, for first steps.
+    pub full: Kernel<Attention>,
+    /// Schedule of a first step, whose every block is on the device.
+    pub schedule_first: Kernel<Schedule>,
+}
+
+/// Kernels of the draft head.
+pub(super) struct DraftPrograms {
+    pub layer: LayerPrograms,
+    pub embed: Kernel<Embed>,
+}
+
+/// All of them.
+pub(super) struct Programs {
+    pub schedule: Kernel<Schedule>,
+    pub embed: Kernel<Embed>,
+    pub embed_prompt: Kernel<Embed>,
+    pub taps: Kernel<Taps>,
+    pub activation: Kernel<Activation>,
+    pub sample: Kernel<Sample>,
+    pub layer: LayerPrograms,
+    pub prefill_attention: Kernel<PrefillAttention>,
+    pub prefill_attention_shape: PrefillAttention,
+    pub sparse: Option<SparsePrograms>,
+    pub draft: Option<DraftPrograms>,
+}
+
+impl Programs {
+    pub fn load(
+        device: &Device,
+        compiler: &Compiler,
+        spec: &DecoderSpec,
+        head: Option<&Eagle3Spec>,
+        options: &CudaOptions,
+    ) -> Result<Self, DeviceError> {
+        let Extent { blocks, queries, slots, .. } = Extent::new(options);
+        let load = Loader { device, compiler };
+        let (head_dim, group) = (spec.head_dim, spec.q_heads / spec.kv_heads);
+        // Where nothing is summarised the code of any summarizer will do.
+        let (summarizer, rows) = match &options.residency {
+            Residency::Sparse(sparse) => (sparse.summarizer, sparse.summary_rows),
+            Residency::Dense => (NO_SUMMARIES, 1),
+        };
+        let paged = options.residency == Residency::Dense;
+        let layer = load.layer(spec.hidden, head_dim, group, queries, paged, (summarizer, rows))?;
+        let sparse = match &options.residency {
+            Residency::Dense => None,
+            Residency::Sparse(sparse) => {
+                let query = usize::from(sparse.source == QuerySource::Draft);
+                let max = sparse.aggregate == Aggregate::Max;
+                let scan = Scan { head_dim, group, queries, query, max, stages: 2, summarizer, rows };
+                let select = Select::for_blocks(head_dim, slots, blocks, sparse.selector).ok_or_else(|| {
+                    DeviceError::new(
+                        format!("preparing selection over {blocks} blocks"),
+                        "expected a context of at most 16,384 blocks (262,144 tokens)",
+                    )
+                    .hint("lower engine.max_context")
+                })?;
+                let super::options::GatherOptions { stages, stores, .. } = sparse.gather;
+                Some(SparsePrograms {
+                    scan: device.load(compiler, &scan)?,
+                    select: device.load(compiler, &select)?,
+                    gather: device.load(compiler, &Gather { head_dim, stages, stores })?,
+                    full: device.load(compiler, &Attention { head_dim, group, queries, paged: true, stages: 2 })?,
+                    schedule_first: device.load(compiler, &Schedule { queries })?,
+                })
+            }
+        };
+        let draft = match head {
+            None => None,
+            Some(head) => Some(DraftPrograms {
+                layer: load.layer(
+                    head.hidden,
+                    head.head_dim,
+                    head.q_heads / head.kv_heads,
+                    1,
+                    true,
+                    (NO_SUMMARIES, 1),
+                )?,
+                embed: device.load(compiler, &Embed { queries: 1 })?,
+            }),
+        };
+        let prefill_attention_shape = PrefillAttention { head_dim };
+        Ok(Self {
+            schedule: device.load(compiler, &Schedule { queries })?,
+            embed: device.load(compiler, &Embed { queries })?,
+            embed_prompt: device.load(compiler, &Embed { queries: 1 })?,
+            taps: device.load(compiler, &Taps { queries })?,
+            activation: device.load(compiler, &Activation)?,
+            sample: device.load(compiler, &Sample)?,
+            layer,
+            prefill_attention: device.load(compiler, &prefill_attention_shape)?,
+            prefill_attention_shape,
+            sparse,
+            draft,
+        })
+    }
+}
+
+const NO_SUMMARIES: SourceFile = SourceFile {
+    name: "no_summaries.cuh",
+    text: "struct Summarizer {\n    static constexpr int kRows = 1;\n    static __device__ float init(int) { return 0.0f; }\n    static __device__ float update(int, float value, float) { return value; }\n    static __device__ float finish(int, float value, int) { return value; }\n};\n",
+};
+
+struct Loader<'a> {
+    device: &'a Device,
+    compiler: &'a Compiler,
+}
+
+impl Loader<'_> {
+    fn layer(
+        &self,
+        hidden: usize,
+        head_dim: usize,
+        group: usize,
+        queries: usize,
+        paged: bool,
+        (summarizer, rows): (SourceFile, usize),
+    ) -> Result<LayerPrograms, DeviceError> {
+        let append_shape = Append { head_dim, queries, summarizer, rows };
+        let attention_shape = Attention { head_dim, group, queries, paged, stages: 2 };
+        Ok(LayerPrograms {
+            norm: self.device.load(self.compiler, &AddNorm { hidden })?,
+            append: self.device.load(self.compiler, &append_shape)?,
+            append_shape,
+            attention: self.device.load(self.compiler, &attention_shape)?,
+            attention_shape,
+            append_prompt: self.device.load(self.compiler, &AppendPrompt { head_dim, summarizer })?,
+        })
+    }
+}

@@ -1,0 +1,723 @@
+//! One decode step: the foreground on its stream, the background stages on theirs.
+//!
+//! Streams and what they wait for, per layer `l`:
+//!
+//! - foreground: norm, QKV, append(l), attention(l) once the layer's transfer of the step before is done, output, MLP;
+//! - predict: scan(l) after append(l);
+//! - select: selection(l) after scan(l) and attention(l), since attention reads slots before they change;
+//! - transfer: gather(l) after selection(l) for the first layers; those of the others are left to the start of the next
+//!   step, so that no step ends with a transfer that nothing hides.
+
+use super::memory::{Activations, LayerSets, ScheduleArrays, SparseMemory};
+use super::options::Residency;
+use super::parts::{Parts, Work};
+use super::programs::{LayerPrograms, SparsePrograms};
+use crate::device::{DeviceError, Stream};
+use crate::gemm::Output;
+use crate::kernels::{
+    ActivationParams, AddNormParams, Address, AppendParams, AttentionParams, EmbedParams, GatherParams, SampleParams,
+    ScanParams, ScheduleParams, SelectParams, StepInput, TapsParams,
+};
+use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
+use crate::model::{DeviceAttention, DeviceLayer, DeviceMlp, DeviceVector};
+use oasis_core::policy::QuerySource;
+
+/// Which rows a step runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// The first `n` rows, each over its working set (or over its pages in dense decoding).
+    Batch(usize),
+    /// The first decode step of one row, which sees its full KV and chooses its first working set.
+    First(FirstStep),
+}
+
+/// A request's first decode step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FirstStep {
+    pub row: usize,
+    /// Where its full KV must be fetched from; `None` where the prefill left it on the device.
+    pub fetch: Option<HostLayers>,
+}
+
+/// A request's KV in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HostLayers {
+    /// `[layers][reserved blocks][kv_heads]` entries.
+    pub address: Address,
+    /// Bytes from a layer to the next.
+    pub stride: usize,
+    /// Bytes of the complete blocks of a layer.
+    pub bytes: usize,
+}
+
+impl Scope {
+    fn first_row(self) -> usize {
+        match self {
+            Self::Batch(_) => 0,
+            Self::First(first) => first.row,
+        }
+    }
+
+    fn requests(self) -> usize {
+        match self {
+            Self::Batch(requests) => requests,
+            Self::First(_) => 1,
+        }
+    }
+
+    fn is_first(self) -> bool {
+        matches!(self, Self::First(_))
+    }
+}
+
+/// An attention layer's shape, the target's or the head's.
+struct HeadShape {
+    q_heads: usize,
+    kv_heads: usize,
+}
+
+/// Where an attention layer keeps its KV.
+struct KvPlace {
+    /// Tails, or pages.
+    append_to: Address,
+    pages: Address,
+    summaries: Address,
+    entries: Address,
+    tail: Address,
+    slots: usize,
+}
+
+impl Parts {
+    /// Queues a whole step.
+    pub fn queue_step(&self, scope: Scope) -> Result<(), DeviceError> {
+        self.queue_schedule(scope)?;
+        let rotation = self.rotation();
+        if let (Scope::Batch(_), Some((_, programs))) = (scope, self.sparse())
+            && rotation < self.layers()
+        {
+            self.order(&self.streams.foreground, &self.streams.transfer)?;
+            for layer in rotation..self.layers() {
+                self.gather(programs, layer, &self.streams.transfer)?;
+                self.streams.transfer.record(&self.events.transferred[layer])?;
+            }
+        }
+        if self.memory.draft.is_some() {
+            self.queue_draft(scope)?;
+        }
+        self.queue_embedding(scope)?;
+        let mut fetched = 0;
+        for layer in 0..self.layers() {
+            if let Scope::First(FirstStep { fetch: Some(from), .. }) = scope {
+                // As far ahead as there is room: what a layer's place held has been read by then.
+                self.order(&self.streams.foreground, &self.streams.offload)?;
+                while fetched < self.layers().min(layer + self.plan.prefill_layers) {
+                    self.queue_fetch(from, fetched)?;
+                    fetched += 1;
+                }
+                self.streams.foreground.wait(&self.events.copied[layer])?;
+            }
+            self.queue_layer(scope, layer)?;
+        }
+        self.queue_output(scope)?;
+        if !scope.is_first() && self.runs_beside() {
+            for stream in [&self.streams.predict, &self.streams.select, &self.streams.transfer] {
+                self.order(stream, &self.streams.foreground)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first layer whose transfer is left to the next step; all layers' are not where selection is waited for.
+    pub fn rotation(&self) -> usize {
+        match self.source() {
+            Some(QuerySource::Exact) | None => self.layers(),
+            _ => self.layers() / 2,
+        }
+    }
+
+    /// Whether the stages run beside the foreground.
+    pub fn runs_beside(&self) -> bool {
+        matches!(self.source(), Some(QuerySource::Draft | QuerySource::Current))
+    }
+
+    /// Carries out the transfers that the last step left to the next one.
+    pub fn queue_left_transfers(&self) -> Result<(), DeviceError> {
+        let Some((_, programs)) = self.sparse() else { return Ok(()) };
+        (self.rotation()..self.layers()).try_for_each(|layer| self.gather(programs, layer, &self.streams.foreground))
+    }
+
+    /// Brings a layer's full KV back from the host.
+    fn queue_fetch(&self, from: HostLayers, layer: usize) -> Result<(), DeviceError> {
+        let Some(sparse) = &self.memory.sparse else { return Ok(()) };
+        let (to, from_layer) = (self.staging(sparse, layer), from.address.offset(layer * from.stride));
+        for (at, bytes) in self.host_parts(from_layer, from.bytes) {
+            // SAFETY: the entries are reserved for the request; the place in `staging` was waited for.
+            unsafe { self.streams.offload.copy(to.offset(at), from_layer.offset(at), bytes)? };
+        }
+        self.streams.offload.record(&self.events.copied[layer])
+    }
+
+    fn source(&self) -> Option<QuerySource> {
+        match &self.options.residency {
+            Residency::Dense => None,
+            Residency::Sparse(sparse) => Some(sparse.source),
+        }
+    }
+
+    fn schedule(&self, scope: Scope) -> &ScheduleArrays {
+        match (scope, &self.memory.sparse) {
+            (Scope::First(_), Some(sparse)) => &sparse.first,
+            _ => &self.memory.schedule,
+        }
+    }
+
+    fn queue_schedule(&self, scope: Scope) -> Result<(), DeviceError> {
+        let arrays = self.schedule(scope);
+        let first = scope.is_first();
+        let shared = &self.memory.shared;
+        let params = ScheduleParams {
+            inputs: if first { shared.first_address() } else { shared.inputs_address() },
+            token: arrays.token(),
+            position: arrays.position(),
+            ranked: arrays.ranked(),
+            entry_start: arrays.entry_start(),
+            tile_start: arrays.tile_start(),
+            blocks: arrays.blocks(),
+            draft_position: arrays.draft_position(),
+            draft_entry_start: arrays.draft_entry_start(),
+            step: self.memory.step.address(),
+            requests: scope.requests() as i32,
+            slots: if first { self.extent.blocks } else { self.extent.slots } as i32,
+            lag: i32::from(self.source() == Some(QuerySource::Exact)),
+        };
+        let kernel = match (&self.programs.sparse, first) {
+            (Some(sparse), true) => &sparse.schedule_first,
+            _ => &self.programs.schedule,
+        };
+        // SAFETY: the arrays have room for all rows; inputs are mapped and written before the step is launched.
+        unsafe { kernel.launch(&self.streams.foreground, (1, 1), &params) }
+    }
+
+    fn queue_embedding(&self, scope: Scope) -> Result<(), DeviceError> {
+        let (schedule, model) = (self.schedule(scope), &self.model);
+        let draft = self.memory.draft.as_ref();
+        let params = EmbedParams {
+            table: model.embed.address(),
+            tokens: schedule.token(),
+            draft_tokens: draft.map_or(Address::NONE, |draft| draft.tokens.address()),
+            target_ids: self.target_ids(),
+            out: self.memory.activations.residual.address(),
+            hidden: model.spec.hidden as i32,
+        };
+        let rows = scope.requests() * self.extent.queries;
+        // SAFETY: tokens are checked against the vocabulary before a step; the residual has room for all rows.
+        unsafe { self.programs.embed.launch(&self.streams.foreground, (rows as u32, 1), &params) }
+    }
+
+    fn target_ids(&self) -> Address {
+        let ids = self.model.head.as_ref().and_then(|head| head.target_ids.as_ref());
+        ids.map_or(Address::NONE, |ids| ids.address())
+    }
+
+    fn queue_layer(&self, scope: Scope, index: usize) -> Result<(), DeviceError> {
+        let (layer, spec) = (&self.model.layers[index], &self.model.spec);
+        let (work, activations) = (self.foreground(), &self.memory.activations);
+        let schedule = self.schedule(scope);
+        let rows = scope.requests() * self.extent.queries;
+        let shape = HeadShape { q_heads: spec.q_heads, kv_heads: spec.kv_heads };
+        // The MLP of the layer before is added here.
+        let added = if index == 0 { Address::NONE } else { activations.added.address() };
+        let programs = &self.programs.layer;
+        self.norm(&work, programs, activations, rows, added, &layer.input_norm, spec.norm_eps)?;
+        self.keep_taps(scope, index)?;
+        let place = self.kv_place(scope, index);
+        self.project_and_append(
+            &work,
+            programs,
+            &shape,
+            &layer.attention,
+            activations,
+            scope.requests(),
+            (schedule.position(), self.model.rotation.address()),
+            &place,
+            spec.norm_eps,
+        )?;
+        let exact = self.source() == Some(QuerySource::Exact);
+        let first = scope.is_first();
+        if let Some((sparse, sparse_programs)) = self.sparse() {
+            let streams = &self.streams;
+            // A first step and an exact choice have nothing to hide behind.
+            let (predict, select) = match exact || first {
+                true => (&streams.foreground, &streams.foreground),
+                false => (&streams.predict, &streams.select),
+            };
+            if !exact && !first {
+                self.order(&streams.foreground, predict)?;
+            }
+            let sets = &sparse.layers[index];
+            self.scan(scope, sparse_programs, sets, predict)?;
+            if exact && !first {
+                self.select(scope, sparse, sparse_programs, index, select)?;
+                self.gather(sparse_programs, index, &streams.foreground)?;
+            }
+            if !exact && !first && index >= self.rotation() {
+                streams.foreground.wait(&self.events.transferred[index])?;
+            }
+        }
+        self.attend(&work, scope, &shape, &place)?;
+        if let Some((sparse, sparse_programs)) = self.sparse() {
+            let streams = &self.streams;
+            if first {
+                self.select(scope, sparse, sparse_programs, index, &streams.foreground)?;
+                self.gather(sparse_programs, index, &streams.foreground)?;
+            } else if !exact {
+                self.order(&streams.predict, &streams.select)?;
+                self.order(&streams.foreground, &streams.select)?;
+                self.select(scope, sparse, sparse_programs, index, &streams.select)?;
+                if index < self.rotation() {
+                    self.order(&streams.select, &streams.transfer)?;
+                    self.gather(sparse_programs, index, &streams.transfer)?;
+                }
+            }
+        }
+        self.finish_layer(&work, programs, activations, rows, layer, spec.norm_eps)
+    }
+
+    /// Adds attention's output projection to the residual and runs the MLP, whose output is left in `added`.
+    fn finish_layer(
+        &self,
+        work: &Work<'_>,
+        programs: &LayerPrograms,
+        activations: &Activations,
+        rows: usize,
+        layer: &DeviceLayer,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
+        let added = activations.added.address();
+        let room = activations.rows;
+        self.linear(work, (rows, room), &layer.attention.o, activations.attended.address(), added, Output::Bf16)?;
+        self.norm(work, programs, activations, rows, added, &layer.post_attention_norm, eps)?;
+        self.mlp(work, activations, rows, &layer.mlp)
+    }
+
+    fn mlp(&self, work: &Work<'_>, activations: &Activations, rows: usize, mlp: &DeviceMlp) -> Result<(), DeviceError> {
+        let (normed, room) = (activations.normed.address(), activations.rows);
+        let (gate_up, inner) = (activations.gate_up.address(), activations.inner.address());
+        self.linear(work, (rows, room), &mlp.gate_up, normed, gate_up, Output::Bf16)?;
+        self.swiglu(work, rows, mlp.down.cols, gate_up, inner)?;
+        self.linear(work, (rows, room), &mlp.down, inner, activations.added.address(), Output::Bf16)
+    }
+
+    /// Queues SwiGLU of `rows` rows.
+    pub fn swiglu(
+        &self,
+        work: &Work<'_>,
+        rows: usize,
+        width: usize,
+        gate_up: Address,
+        out: Address,
+    ) -> Result<(), DeviceError> {
+        let params = ActivationParams { gate_up, out, rows: rows as i32, width: width as i32 };
+        let ctas = crate::kernels::Activation.ctas(rows, width);
+        // SAFETY: both activations have room for `rows` rows of that width.
+        unsafe { self.programs.activation.launch(work.stream, (ctas, 1), &params) }
+    }
+
+    /// Adds `added` to the residual, where there is any, and writes its norm.
+    #[allow(clippy::too_many_arguments)]
+    fn norm(
+        &self,
+        work: &Work<'_>,
+        programs: &LayerPrograms,
+        activations: &Activations,
+        rows: usize,
+        added: Address,
+        weight: &DeviceVector,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
+        let hidden = weight.len() as i32;
+        let params = AddNormParams {
+            residual: activations.residual.address(),
+            x: added,
+            weight: weight.address(),
+            out: activations.normed.address(),
+            hidden,
+            out_stride: hidden,
+            eps,
+        };
+        // SAFETY: the activations have room for `rows` rows.
+        unsafe { programs.norm.launch(work.stream, (rows as u32, 1), &params) }
+    }
+
+    fn keep_taps(&self, scope: Scope, layer: usize) -> Result<(), DeviceError> {
+        let (Some(head), Some(draft)) = (&self.model.head, &self.memory.draft) else { return Ok(()) };
+        let hidden = self.model.spec.hidden;
+        for (tap, _) in head.taps.iter().enumerate().filter(|(_, tapped)| **tapped == layer) {
+            let row = scope.first_row() * 3 * hidden * 2;
+            let params = TapsParams {
+                residual: self.memory.activations.residual.address(),
+                position: self.schedule(scope).position(),
+                taps: draft.taps.address().offset(row + tap * hidden * 2),
+                hidden: hidden as i32,
+            };
+            // SAFETY: taps have room for all rows of the scope.
+            unsafe {
+                self.programs.taps.launch(&self.streams.foreground, (scope.requests() as u32, 1), &params)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn kv_place(&self, scope: Scope, layer: usize) -> KvPlace {
+        let spec = &self.model.spec;
+        let row = scope.first_row();
+        let entry = entry_bytes(spec.head_dim);
+        match &self.memory.sparse {
+            None => {
+                let pages = self.page_row(row);
+                let entries = self.memory.dense[layer].address();
+                let slots = self.extent.blocks;
+                KvPlace { append_to: entries, pages, summaries: Address::NONE, entries, tail: Address::NONE, slots }
+            }
+            Some(sparse) => {
+                let sets = &sparse.layers[layer];
+                let pair = row * spec.kv_heads;
+                let tail = sets.tail.address().offset(pair * 2 * entry);
+                let summaries = sets.summaries.address().offset(pair * self.extent.tiles * self.tile_bytes());
+                match scope {
+                    Scope::Batch(_) => KvPlace {
+                        append_to: tail,
+                        pages: Address::NONE,
+                        summaries,
+                        entries: sets.slots.address(),
+                        tail,
+                        slots: self.extent.slots,
+                    },
+                    Scope::First(_) => KvPlace {
+                        append_to: tail,
+                        pages: Address::NONE,
+                        summaries,
+                        entries: self.staging(sparse, layer),
+                        tail,
+                        slots: self.extent.blocks,
+                    },
+                }
+            }
+        }
+    }
+
+    /// Where the full KV of a layer lies on the device.
+    pub fn staging(&self, sparse: &SparseMemory, layer: usize) -> Address {
+        sparse.staging.address().offset(layer % self.plan.prefill_layers * sparse.layer_bytes)
+    }
+
+    /// Bytes of a summary tile.
+    pub fn tile_bytes(&self) -> usize {
+        match &self.options.residency {
+            Residency::Dense => 0,
+            Residency::Sparse(sparse) => tile_bytes(sparse.summary_rows, self.model.spec.head_dim),
+        }
+    }
+
+    /// Pages of a row.
+    pub fn page_row(&self, row: usize) -> Address {
+        self.memory.page_table.address().offset(row * self.extent.blocks * 4)
+    }
+
+    /// QKV product of normalised rows, then norms, rotation and append.
+    #[allow(clippy::too_many_arguments)]
+    fn project_and_append(
+        &self,
+        work: &Work<'_>,
+        programs: &LayerPrograms,
+        shape: &HeadShape,
+        attention: &DeviceAttention,
+        activations: &Activations,
+        requests: usize,
+        (position, rotation): (Address, Address),
+        place: &KvPlace,
+        eps: f32,
+    ) -> Result<(), DeviceError> {
+        let queries = programs.append_shape.queries;
+        let (rows, room) = (requests * queries, activations.rows);
+        let (normed, qkv) = (activations.normed.address(), activations.qkv.address());
+        self.linear_with_bias(work, (rows, room), &attention.qkv, attention.qkv_bias.as_ref(), normed, qkv)?;
+        let vector = |vector: &Option<DeviceVector>| vector.as_ref().map_or(Address::NONE, |v| v.address());
+        let params = AppendParams {
+            qkv,
+            q_norm: vector(&attention.q_norm),
+            k_norm: vector(&attention.k_norm),
+            rotation,
+            position,
+            q: activations.q.address(),
+            tail: place.append_to,
+            pages: place.pages,
+            summaries: place.summaries,
+            requests: requests as i32,
+            q_heads: shape.q_heads as i32,
+            kv_heads: shape.kv_heads as i32,
+            max_tiles: self.extent.tiles as i32,
+            page_stride: self.extent.blocks as i32,
+            eps,
+        };
+        let ctas = programs.append_shape.ctas(requests, shape.q_heads, shape.kv_heads);
+        // SAFETY: positions lie below the longest context, for which tables, tails, pages and summaries are sized.
+        unsafe { programs.append.launch(work.stream, (ctas, 1), &params) }
+    }
+
+    fn attend(&self, work: &Work<'_>, scope: Scope, shape: &HeadShape, place: &KvPlace) -> Result<(), DeviceError> {
+        let (schedule, activations) = (self.schedule(scope), &self.memory.activations);
+        let programs = &self.programs.layer;
+        let first = scope.is_first();
+        let kernel = match (&self.programs.sparse, first) {
+            (Some(sparse), true) => &sparse.full,
+            _ => &programs.attention,
+        };
+        let pages = match &self.memory.sparse {
+            Some(sparse) if first => sparse.identity.address(),
+            _ => place.pages,
+        };
+        let params = AttentionParams {
+            q: activations.q.address(),
+            entries: place.entries,
+            pages,
+            tail: place.tail,
+            start: schedule.entry_start(),
+            position: schedule.position(),
+            out: activations.attended.address(),
+            partial: activations.partial.address(),
+            arrived: activations.arrived.address(),
+            requests: scope.requests() as i32,
+            kv_heads: shape.kv_heads as i32,
+            slots: place.slots as i32,
+            scale: programs.attention_shape.scale(),
+        };
+        // SAFETY: slots, tails and pages hold what the schedule says; partial sums are sized for the grid.
+        unsafe { kernel.launch(work.stream, (self.attention_ctas(scope), 1), &params) }
+    }
+
+    /// CTAs of attention and of the scan: beside a gather, some multiprocessors are left to it.
+    fn attention_ctas(&self, scope: Scope) -> u32 {
+        let multiprocessors = self.device.facts.multiprocessors;
+        match (&self.options.residency, scope) {
+            (Residency::Sparse(sparse), Scope::Batch(_)) => {
+                multiprocessors - sparse.gather.ctas.min(multiprocessors / 2)
+            }
+            _ => 2 * multiprocessors,
+        }
+    }
+
+    fn scan(
+        &self,
+        scope: Scope,
+        programs: &SparsePrograms,
+        sets: &LayerSets,
+        stream: &Stream,
+    ) -> Result<(), DeviceError> {
+        let (schedule, spec) = (self.schedule(scope), &self.model.spec);
+        let pair = scope.first_row() * spec.kv_heads;
+        let tiles = self.extent.tiles;
+        let params = ScanParams {
+            q: self.memory.activations.q.address(),
+            summaries: sets.summaries.address().offset(pair * tiles * self.tile_bytes()),
+            start: schedule.tile_start(),
+            blocks: schedule.blocks(),
+            scores: sets.scores.address().offset(pair * tiles * BLOCK_TOKENS * 4),
+            requests: scope.requests() as i32,
+            kv_heads: spec.kv_heads as i32,
+            max_tiles: tiles as i32,
+        };
+        // SAFETY: summaries and scores are sized for all rows and the longest context.
+        unsafe { programs.scan.launch(stream, (self.attention_ctas(scope), 1), &params) }
+    }
+
+    fn select(
+        &self,
+        scope: Scope,
+        sparse: &SparseMemory,
+        programs: &SparsePrograms,
+        layer: usize,
+        stream: &Stream,
+    ) -> Result<(), DeviceError> {
+        let Residency::Sparse(options) = &self.options.residency else { return Ok(()) };
+        let (schedule, spec, sets) = (self.schedule(scope), &self.model.spec, &sparse.layers[layer]);
+        let pair = scope.first_row() * spec.kv_heads;
+        let (slots, entry) = (self.extent.slots, entry_bytes(spec.head_dim));
+        let stride = self.extent.tiles * BLOCK_TOKENS;
+        let host = match scope {
+            Scope::Batch(_) => sparse.hosts.address().offset(layer * self.memory.rows * 8),
+            Scope::First(_) => sparse.staged.address().offset(layer * 8),
+        };
+        let params = SelectParams {
+            scores: sets.scores.address().offset(pair * stride * 4),
+            position: schedule.ranked(),
+            slot_block: sets.slot_block.address().offset(pair * slots * 4),
+            last_selected: sets.last_selected.address().offset(pair * slots * 4),
+            host,
+            entries: sets.slots.address().offset(pair * slots * entry),
+            tail: sets.tail.address().offset(pair * 2 * entry),
+            list: sparse.list(layer),
+            copies: sets.copies.address(),
+            step: self.memory.step.address(),
+            kv_heads: spec.kv_heads as i32,
+            stride: stride as i32,
+            slots: slots as i32,
+            cap: options.cap as i32,
+        };
+        // SAFETY: tables are sized for all rows; the list has room for every slot and two copies a head.
+        unsafe { programs.select.launch(stream, (spec.kv_heads as u32, scope.requests() as u32), &params) }
+    }
+
+    fn gather(&self, programs: &SparsePrograms, layer: usize, stream: &Stream) -> Result<(), DeviceError> {
+        let (Residency::Sparse(options), Some(sparse)) = (&self.options.residency, &self.memory.sparse) else {
+            return Ok(());
+        };
+        let params = GatherParams { list: sparse.list(layer), copies: sparse.layers[layer].copies.address() };
+        // SAFETY: the list was written by a selection: its sources are entries of reserved host memory or tails.
+        unsafe { programs.gather.launch(stream, (options.gather.ctas, 1), &params) }
+    }
+
+    /// Final norm, output projection and choice of the next tokens.
+    fn queue_output(&self, scope: Scope) -> Result<(), DeviceError> {
+        let (work, activations, spec) = (self.foreground(), &self.memory.activations, &self.model.spec);
+        let (requests, queries) = (scope.requests(), self.extent.queries);
+        let programs = &self.programs.layer;
+        let added = activations.added.address();
+        self.norm(&work, programs, activations, requests * queries, added, &self.model.norm, spec.norm_eps)?;
+        // Draft rows have no use for logits: their rows are passed over.
+        let (x, y) = (activations.normed.address(), activations.logits.address());
+        let room = activations.rows / queries;
+        self.linear_strided(&work, (requests, room), self.model.output(), x, y, queries * spec.hidden)?;
+        let (row, shared) = (scope.first_row(), &self.memory.shared);
+        self.sample(
+            &work,
+            requests,
+            activations,
+            spec.vocab,
+            self.schedule(scope).position(),
+            row,
+            shared.outputs_address().offset(row * 4),
+        )
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn sample(
+        &self,
+        work: &Work<'_>,
+        requests: usize,
+        activations: &Activations,
+        vocab: usize,
+        position: Address,
+        row: usize,
+        token: Address,
+    ) -> Result<(), DeviceError> {
+        let params = SampleParams {
+            logits: activations.logits.address(),
+            temperature: self.memory.shared.temperatures_address().offset(row * 4),
+            seed: self.memory.shared.seeds_address().offset(row * 8),
+            position,
+            best: activations.best.address(),
+            arrived: activations.finished.address(),
+            token,
+            vocab: vocab as i32,
+        };
+        // SAFETY: all arrays are sized for all rows.
+        unsafe { self.programs.sample.launch(work.stream, (self.sample_ctas(requests), requests as u32), &params) }
+    }
+
+    /// CTAs of a row of the sampler.
+    pub fn sample_ctas(&self, requests: usize) -> u32 {
+        (2 * self.device.facts.multiprocessors / requests.max(1) as u32).clamp(1, 32)
+    }
+
+    /// The draft head's guess of the token after the given one, for every row of the scope.
+    fn queue_draft(&self, scope: Scope) -> Result<(), DeviceError> {
+        let (Some(head), Some(draft), Some(programs)) = (&self.model.head, &self.memory.draft, &self.programs.draft)
+        else {
+            return Ok(());
+        };
+        let (work, spec, schedule) = (self.foreground(), &head.spec, self.schedule(scope));
+        let (requests, row) = (scope.requests(), scope.first_row());
+        let activations = &draft.activations;
+        let (rows, hidden) = ((requests, activations.rows), spec.hidden);
+        // The residual is fc(taps); its norm and the embedding's stand side by side.
+        let taps = draft.taps.address().offset(row * 3 * spec.target_hidden * 2);
+        let residual = activations.residual.address();
+        let room = if scope.is_first() { 1 } else { self.memory.rows };
+        self.linear(&work, (requests, room), &head.fc, taps, residual, Output::Bf16)?;
+        let embedded = activations.added.address();
+        let params = EmbedParams {
+            table: head.embed.as_ref().unwrap_or(&self.model.embed).address(),
+            tokens: schedule.token(),
+            draft_tokens: Address::NONE,
+            target_ids: Address::NONE,
+            out: embedded,
+            hidden: hidden as i32,
+        };
+        // SAFETY: activations are sized for all rows.
+        unsafe { programs.embed.launch(work.stream, (requests as u32, 1), &params)? };
+        self.join_halves(&work, programs, requests, embedded, residual, activations.normed.address(), head)?;
+        let shape = HeadShape { q_heads: spec.q_heads, kv_heads: spec.kv_heads };
+        let pages = self.page_row(row);
+        let place = KvPlace {
+            append_to: draft.entries.address(),
+            pages,
+            summaries: Address::NONE,
+            entries: draft.entries.address(),
+            tail: Address::NONE,
+            slots: self.extent.blocks,
+        };
+        self.project_and_append(
+            &work,
+            &programs.layer,
+            &shape,
+            &head.attention,
+            activations,
+            requests,
+            (schedule.draft_position(), head.rotation.address()),
+            &place,
+            spec.norm_eps,
+        )?;
+        let params = AttentionParams {
+            q: activations.q.address(),
+            entries: place.entries,
+            pages,
+            tail: Address::NONE,
+            start: schedule.draft_entry_start(),
+            position: schedule.draft_position(),
+            out: activations.attended.address(),
+            partial: activations.partial.address(),
+            arrived: activations.arrived.address(),
+            requests: requests as i32,
+            kv_heads: spec.kv_heads as i32,
+            slots: self.extent.blocks as i32,
+            scale: programs.layer.attention_shape.scale(),
+        };
+        let grid = (2 * self.device.facts.multiprocessors, 1);
+        // SAFETY: the head's pages hold one entry a block of every row up to its position.
+        unsafe { programs.layer.attention.launch(work.stream, grid, &params)? };
+        let added = activations.added.address();
+        let layer = &programs.layer;
+        self.linear(&work, rows, &head.attention.o, activations.attended.address(), added, Output::Bf16)?;
+        self.norm(&work, layer, activations, requests, added, &head.post_attention_norm, spec.norm_eps)?;
+        self.mlp(&work, activations, requests, &head.mlp)?;
+        self.norm(&work, layer, activations, requests, added, &head.norm, spec.norm_eps)?;
+        let (x, y) = (activations.normed.address(), activations.logits.address());
+        self.linear(&work, rows, &head.lm_head, x, y, Output::F32)?;
+        let params = SampleParams {
+            logits: y,
+            temperature: self.memory.greedy.address(),
+            seed: self.memory.shared.seeds_address(),
+            position: schedule.draft_position(),
+            best: activations.best.address(),
+            arrived: activations.finished.address(),
+            token: draft.tokens.address(),
+            vocab: spec.draft_vocab as i32,
+        };
+        // SAFETY: all arrays are sized for all rows; temperatures of 0 make it the largest logit.
+        unsafe { self.programs.sample.launch(work.stream, (self.sample_ctas(requests), requests as u32), &params) }
+    }
+}
+
+/// Inputs of a batch in which nothing runs.
+pub(super) const PADDING: StepInput = StepInput { token: 0, position: -1 };

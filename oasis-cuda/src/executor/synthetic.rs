@@ -1,0 +1,141 @@
+//! Requests that begin in the middle, for measurements: KV of random numbers instead of a prompt that was read.
+
+use super::CudaExecutor;
+use super::options::Residency;
+use super::request::Phase;
+use crate::device::{DeviceError, Kernel};
+use crate::kernels::{Address, RandomWeights, RandomWeightsParams};
+use crate::layout::{BLOCK_TOKENS, entry_bytes};
+use oasis_core::executor::{Admission, Executor, Sequence};
+use oasis_core::ids::RequestId;
+use serde::Serialize;
+
+/// Bytes that a decode step reads from device memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct StepBytes {
+    /// Weights, the draft head's included.
+    pub weights: u64,
+    /// Resident entries and tails.
+    pub kv: u64,
+    /// Summaries.
+    pub summaries: u64,
+    /// KV of the draft head.
+    pub draft: u64,
+}
+
+impl StepBytes {
+    /// Sum of all parts.
+    pub fn total(&self) -> u64 {
+        self.weights + self.kv + self.summaries + self.draft
+    }
+}
+
+impl CudaExecutor {
+    /// Fills everything that holds KV, on the device and in host memory, with random numbers.
+    ///
+    /// # Errors
+    /// [`DeviceError`] from the driver.
+    pub fn fill_with_noise(&mut self, seed: u64) -> Result<(), DeviceError> {
+        let kernel = self.parts.device.load(&self.parts.device.compiler()?, &RandomWeights)?;
+        let mut ranges: Vec<(Address, usize)> = Vec::new();
+        let memory = &self.parts.memory;
+        for buffer in &memory.dense {
+            ranges.push((buffer.address(), buffer.bytes()));
+        }
+        if let Some(sparse) = &memory.sparse {
+            for sets in &sparse.layers {
+                for buffer in [&sets.slots, &sets.tail, &sets.summaries] {
+                    ranges.push((buffer.address(), buffer.bytes()));
+                }
+            }
+        }
+        if let Some(draft) = &memory.draft {
+            ranges.push((draft.entries.address(), draft.entries.bytes()));
+            ranges.push((draft.taps.address(), draft.taps.bytes()));
+        }
+        if let Some(host) = &mut self.parts.host {
+            let bytes = host.bytes_mut();
+            ranges.push((Address(bytes.as_ptr() as u64), bytes.len()));
+        }
+        for (index, (address, bytes)) in ranges.into_iter().enumerate() {
+            self.noise(&kernel, address, bytes, seed.wrapping_add((index as u64) << 44))?;
+        }
+        self.parts.device.synchronize()
+    }
+
+    fn noise(&self, kernel: &Kernel<RandomWeights>, data: Address, bytes: usize, seed: u64) -> Result<(), DeviceError> {
+        let params = RandomWeightsParams { data, pairs: (bytes / 4) as u64, seed, width: 1.0 };
+        let ctas = 4 * self.parts.device.facts.multiprocessors;
+        // SAFETY: the range is device memory or mapped host memory of this executor, and nothing runs.
+        unsafe { kernel.launch(&self.parts.streams.foreground, (ctas, 1), &params) }
+    }
+
+    /// Admits a request that stands after its prompt, with whatever its memory holds as KV and a full working set. What
+    /// it decodes means nothing; what it costs is what a real one costs.
+    ///
+    /// # Errors
+    /// As [`Executor::admit`].
+    pub fn admit_in_the_middle(&mut self, sequence: Sequence) -> anyhow::Result<Admission> {
+        let id = sequence.request;
+        let admission = self.admit(sequence)?;
+        if admission == Admission::Admitted {
+            self.occupy(id)?;
+        }
+        Ok(admission)
+    }
+
+    /// Changes the most admissions a KV head and step; graphs are captured anew.
+    pub fn set_cap(&mut self, cap: usize) {
+        if let Residency::Sparse(sparse) = &mut self.parts.options.residency {
+            sparse.cap = cap;
+            self.info.cap = cap;
+            self.graphs.clear();
+        }
+    }
+
+    /// Bytes of device memory that a step of all decoding requests must read at least, each once.
+    pub fn step_bytes(&self) -> StepBytes {
+        let spec = &self.parts.model.spec;
+        let draft = self.parts.memory.draft.is_some();
+        let entry = entry_bytes(spec.head_dim) as u64;
+        let heads = (spec.layers * spec.kv_heads) as u64;
+        let mut bytes = StepBytes { weights: self.parts.model.step_bytes(draft), ..StepBytes::default() };
+        for request in self.requests.values().filter(|request| request.phase == Phase::Decode) {
+            let blocks = request.position / BLOCK_TOKENS;
+            bytes.kv += heads * (blocks.min(self.parts.extent.slots) + 1) as u64 * entry;
+            if let Residency::Sparse(sparse) = &self.parts.options.residency {
+                bytes.summaries += heads * blocks as u64 * (sparse.summary_rows * spec.head_dim * 2) as u64;
+            }
+            if let Some(head) = self.parts.model.head.as_ref().filter(|_| draft) {
+                let head_entry = entry_bytes(head.spec.head_dim) as u64;
+                bytes.draft += (head.spec.kv_heads * (blocks + 1)) as u64 * head_entry;
+            }
+        }
+        bytes
+    }
+
+    /// Says of every slot of a request that it holds a block.
+    fn occupy(&mut self, id: RequestId) -> Result<(), DeviceError> {
+        let request = self.requests.get_mut(&id).expect("just admitted");
+        request.phase = Phase::Decode;
+        let (row, prompt) = (request.row, request.prompt);
+        let prefill = std::mem::take(&mut request.footprint.prefill);
+        self.device_bytes.prefill -= prefill;
+        let Residency::Sparse(_) = &self.parts.options.residency else { return Ok(()) };
+        let (slots, kv_heads) = (self.parts.extent.slots, self.info.geometry.kv_heads);
+        // Spread over the context, a free slot for each block that there is not.
+        let blocks = self.info.geometry.full_blocks(prompt);
+        let spread = |slot: usize| match slots < blocks {
+            true => (slot * blocks / slots) as i32,
+            false if slot < blocks => slot as i32,
+            false => -1,
+        };
+        let table: Vec<i32> = (0..kv_heads).flat_map(|_| (0..slots).map(spread)).collect();
+        self.parts.streams.foreground.synchronize()?;
+        let Some(sparse) = &mut self.parts.memory.sparse else { return Ok(()) };
+        for sets in &mut sparse.layers {
+            sets.slot_block.write_at(row * kv_heads * slots, &table)?;
+        }
+        Ok(())
+    }
+}
