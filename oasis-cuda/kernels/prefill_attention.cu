@@ -123,7 +123,7 @@ struct Consumer {
     }
 
     // Starts scores = q . k.
-    DEVICE void multiply_keys(u64 q, u64 k) {
+    DEVICE void multiply_keys(u32 q, u32 k) {
         products_begin();
         multiply_group<false>(scores, q, k);
 #pragma unroll
@@ -136,7 +136,7 @@ struct Consumer {
     }
 
     // Starts out += weights . v.
-    DEVICE void multiply_values(u64 v) {
+    DEVICE void multiply_values(u32 v) {
         products_begin();
 #pragma unroll
         for (int i = 0; i < KEYS / 16; i++) multiply_group(out, weights[i], operand_at(v, i * 16 * 128));
@@ -220,11 +220,13 @@ struct Consumer {
 };
 
 DEVICE void consume(const Params& p, Shared& shared, const Tile& tile) {
-    const i32 part = (i32)(threadIdx.x >> 7) - 1, warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
+    // Out of a shuffle, so that the compiler knows them to be the same in a whole warp.
+    const i32 part = __shfl_sync(~0u, (i32)(threadIdx.x >> 7) - 1, 0), lane = threadIdx.x & 31;
+    const i32 warp = threadIdx.x >> 5 & 3;
     const i32 first = tile.position + part * 64;  // position of the warpgroup's first row
     const i32 position = first + warp * 16 + lane / 4;
     const u32 rows = shared_address(shared.q[part]);
-    const u64 q = operand(rows);
+    const u32 q = operand(rows);
     Ring k, v;
     Consumer c;
     float factor[2];

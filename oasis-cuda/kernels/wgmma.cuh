@@ -18,14 +18,15 @@ template <int N> DEVICE void hold(float (&sums)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
+// Operands are the lower halves of their descriptors; the upper one is the same for all: swizzle, and 1024 bytes a
+// group of 8 rows.
+#define UPPER_HALF "0x40000040"
 // An operand whose rows hold 64 steps of the sum each: the summed index is the inner one. 8 rows are 1024 bytes.
-DEVICE u64 operand(u32 address) { return (u64)(address >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+DEVICE u32 operand(u32 address) { return address >> 4 | 1u << 16; }
 // An operand whose rows are steps of the sum, with 64 columns of the product a panel, each `panel_bytes` after another.
-DEVICE u64 operand_transposed(u32 address, u32 panel_bytes) {
-    return (u64)(address >> 4) | (u64)(panel_bytes >> 4) << 16 | 64ull << 32 | 1ull << 62;
-}
+DEVICE u32 operand_transposed(u32 address, u32 panel_bytes) { return address >> 4 | panel_bytes >> 4 << 16; }
 // Further on within an operand.
-DEVICE u64 operand_at(u64 operand, u32 bytes) { return operand + (bytes >> 4); }
+DEVICE u32 operand_at(u32 operand, u32 bytes) { return operand + (bytes >> 4); }
 
 // Operands of assembly: a list of sums and their registers.
 #define SUMS_32 \
@@ -43,27 +44,28 @@ DEVICE u64 operand_at(u64 operand, u32 bytes) { return operand + (bytes >> 4); }
 #define REGISTERS_64(d) REGISTERS_32(d, 0), REGISTERS_32(d, 32)
 
 // d += a . b with `a` in registers, as `multiply` of mma.cuh has it a warp, and `b` transposed.
-DEVICE void multiply_group(float (&d)[32], const u32 (&a)[4], u64 b) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0;"
+DEVICE void multiply_group(float (&d)[32], const u32 (&a)[4], u32 b) {
+    asm volatile("{ .reg .pred p; .reg .b64 b; setp.ne.b32 p, 1, 0; mov.b64 b, {%36, " UPPER_HALF "};"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SUMS_32
-                 ", {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
+                 ", {%32, %33, %34, %35}, b, p, 1, 1, 1; }"
                  : REGISTERS_32(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
 
 // d = a . b, or d += a . b: 64 rows and 16 steps of `a`, 128 columns of `b`.
-template <bool ADD> DEVICE void multiply_group(float (&d)[64], u64 a, u64 b) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;"
+template <bool ADD> DEVICE void multiply_group(float (&d)[64], u32 a, u32 b) {
+    asm volatile("{ .reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %66, 0;"
+                 "mov.b64 a, {%64, " UPPER_HALF "}; mov.b64 b, {%65, " UPPER_HALF "};"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " SUMS_64
-                 ", %64, %65, p, 1, 1, 0, 0; }"
+                 ", a, b, p, 1, 1, 0, 0; }"
                  : REGISTERS_64(d)
-                 : "l"(a), "l"(b), "n"((int)ADD));
+                 : "r"(a), "r"(b), "n"((int)ADD));
 }
 // d += a . b with `a` in registers, as `multiply` of mma.cuh has it a warp, and `b` transposed.
-DEVICE void multiply_group(float (&d)[64], const u32 (&a)[4], u64 b) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0;"
+DEVICE void multiply_group(float (&d)[64], const u32 (&a)[4], u32 b) {
+    asm volatile("{ .reg .pred p; .reg .b64 b; setp.ne.b32 p, 1, 0; mov.b64 b, {%68, " UPPER_HALF "};"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " SUMS_64
-                 ", {%64, %65, %66, %67}, %68, p, 1, 1, 1; }"
+                 ", {%64, %65, %66, %67}, b, p, 1, 1, 1; }"
                  : REGISTERS_64(d)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
