@@ -14,6 +14,11 @@ DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) {
                  : "r"(address)
                  : "memory");
 }
+DEVICE void store_matrices(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r0), "r"(r1),
+                 "r"(r2), "r"(r3)
+                 : "memory");
+}
 // d += a . b; of a lane's four sums, 0 and 1 are row lane / 4, columns 2 (lane % 4) and one more, 2 and 3 row 8 below.
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"

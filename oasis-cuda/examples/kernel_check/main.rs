@@ -1,7 +1,8 @@
 //! Checks every kernel against float64 on the CPU, on fresh random inputs and poisoned outputs, then times each beside
-//! the least time that its bytes need. Needs a GPU of compute capability 9.0.
+//! the least time that its bytes or operations need. Needs a GPU of compute capability 9.0.
 //!
-//! `cargo run --release -p oasis-cuda --example kernel_check [results.json]`; exit code 1 when a check fails.
+//! `cargo run --release -p oasis-cuda --example kernel_check -- [--only NAME]... [results.json]`; NAME is a module of
+//! this example. Exit code 1 when a check fails.
 
 #![allow(unsafe_code, missing_docs)]
 
@@ -9,12 +10,27 @@ mod append;
 mod attention;
 mod gather;
 mod gemm;
+mod prefill;
 mod rig;
 mod rowwise;
 mod scan;
 mod select;
 
 use rig::{Outcome, Rig};
+
+type Part = fn(&mut Rig) -> Outcome<()>;
+
+/// Name, check and timing of each module.
+const PARTS: [(&str, Part, Part); 8] = [
+    ("rowwise", rowwise::check, rowwise::time),
+    ("append", append::check, append::time),
+    ("attention", attention::check, attention::time),
+    ("scan", scan::check, scan::time),
+    ("select", select::check, select::time),
+    ("gather", gather::check, gather::time),
+    ("gemm", gemm::check, gemm::time),
+    ("prefill", prefill::check, prefill::time),
+];
 
 fn main() -> std::process::ExitCode {
     match run() {
@@ -28,28 +44,30 @@ fn main() -> std::process::ExitCode {
 }
 
 fn run() -> Outcome<bool> {
+    let (mut only, mut results) = (Vec::new(), None);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--only" => only.push(arguments.next().ok_or("--only: expected the name of a module")?),
+            _ => results = Some(argument),
+        }
+    }
+    let names = PARTS.map(|(name, ..)| name);
+    if let Some(unknown) = only.iter().find(|only| !names.contains(&only.as_str())) {
+        return Err(format!("--only: expected one of {}, found {unknown:?}", names.join(", ")).into());
+    }
+    let parts = || PARTS.iter().filter(|(name, ..)| only.is_empty() || only.iter().any(|only| only == name));
+
     let mut rig = Rig::new()?;
     println!("{}, seed {}", rig.device.facts.name, rig.seed);
-    rowwise::check(&mut rig)?;
-    append::check(&mut rig)?;
-    attention::check(&mut rig)?;
-    scan::check(&mut rig)?;
-    select::check(&mut rig)?;
-    gather::check(&mut rig)?;
-    gemm::check(&mut rig)?;
+    parts().try_for_each(|(_, check, _)| check(&mut rig))?;
     rig.print_summary();
     if rig.passed() {
         rig.measure_ceiling()?;
-        attention::time(&mut rig)?;
-        scan::time(&mut rig)?;
-        select::time(&mut rig)?;
-        gather::time(&mut rig)?;
-        rowwise::time(&mut rig)?;
-        append::time(&mut rig)?;
-        gemm::time(&mut rig)?;
+        parts().try_for_each(|(.., time)| time(&mut rig))?;
         rig.print_timings();
     }
-    if let Some(path) = std::env::args().nth(1) {
+    if let Some(path) = results {
         std::fs::write(path, serde_json::to_vec_pretty(&rig.results())?)?;
     }
     Ok(rig.passed())

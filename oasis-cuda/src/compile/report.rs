@@ -15,6 +15,8 @@ pub struct KernelReport {
     pub spill_loads: u32,
     /// Bytes of static shared memory.
     pub shared: u32,
+    /// Whether products of warpgroups wait for each other, since the assembler could not keep their registers apart.
+    pub serialized: bool,
 }
 
 impl KernelReport {
@@ -27,10 +29,15 @@ impl KernelReport {
 /// Reads the lines that `ptxas -v` prints for every kernel.
 pub fn parse_log(log: &str) -> Vec<KernelReport> {
     let mut reports: Vec<KernelReport> = Vec::new();
+    let mut serialized = Vec::new();
     for line in log.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
             reports.push(KernelReport { kernel, ..KernelReport::default() });
+        }
+        // Comes before the kernel's own lines.
+        if line.contains("wgmma.mma_async instructions are serialized") {
+            serialized.extend(line.rsplit('\'').nth(1));
         }
         let Some(report) = reports.last_mut() else { continue };
         let number = |suffix: &str| -> Option<u32> {
@@ -50,6 +57,9 @@ pub fn parse_log(log: &str) -> Vec<KernelReport> {
             }
         }
     }
+    for report in &mut reports {
+        report.serialized = serialized.contains(&report.kernel.as_str());
+    }
     reports
 }
 
@@ -58,8 +68,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn registers_spills_and_shared_memory_are_read() {
+    fn registers_spills_shared_memory_and_serialized_products_are_read() {
         let log = "\
+ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient \
+register resources for the function 'second'
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'first' for 'sm_90a'
 ptxas info    : Function properties for first
@@ -80,6 +92,7 @@ ptxas info    : Used 64 registers, used 1 barriers, 136 bytes cumulative stack s
             spill_stores: 148,
             spill_loads: 236,
             shared: 9504,
+            serialized: true,
         };
         assert_eq!(reports, [first, second]);
         assert!(!reports[0].spills() && reports[1].spills());

@@ -5,12 +5,14 @@ mod error;
 mod kernel;
 mod pinned;
 mod stream;
+mod tensor_map;
 
 pub use buffer::DeviceBuffer;
 pub use error::DeviceError;
 pub use kernel::Kernel;
 pub use pinned::PinnedBuffer;
 pub use stream::{Event, Graph, Priority, Stream};
+pub use tensor_map::{HeadRows, TensorMap};
 
 use crate::compile::{Compiler, CubinCache, Nvrtc};
 use crate::kernels::KernelSpec;

@@ -5,6 +5,7 @@
 
 mod append;
 mod attention;
+mod prefill;
 mod rowwise;
 mod scan;
 mod select;
@@ -12,6 +13,7 @@ mod transfer;
 
 pub use append::{Append, AppendParams, AppendPrompt, AppendPromptParams};
 pub use attention::{Attention, AttentionParams};
+pub use prefill::{PrefillAttention, PrefillAttentionParams};
 pub use rowwise::{
     Activation, ActivationParams, AddNorm, AddNormParams, Embed, EmbedParams, RandomWeights, RandomWeightsParams,
     Sample, SampleParams, Schedule, ScheduleParams, StepInput, Stream, StreamParams, Taps, TapsParams,
@@ -70,13 +72,15 @@ macro_rules! file {
 pub(crate) use file;
 
 /// Headers that kernels and policies may include.
-const HEADERS: [SourceFile; 7] = [
+const HEADERS: [SourceFile; 9] = [
     file!("prelude.cuh"),
     file!("copy.cuh"),
     file!("head.cuh"),
     file!("layout.cuh"),
     file!("mma.cuh"),
+    file!("tensor.cuh"),
     file!("transfer.cuh"),
+    file!("wgmma.cuh"),
     file!("work.cuh"),
 ];
 
@@ -129,6 +133,7 @@ pub(crate) fn catalogue() -> Vec<Unit> {
         for blocks in [1024, 2048, 4096, 16_384] {
             units.push(Select::for_blocks(head_dim, 128, blocks, selector).expect("few enough blocks").unit());
         }
+        units.push(PrefillAttention { head_dim }.unit());
         units.extend([(16, 8), (10, 5), (2, 1)].map(|(stages, stores)| Gather { head_dim, stages, stores }.unit()));
     }
     units.extend([576, 4096, 16_384].map(|hidden| AddNorm { hidden }.unit()));

@@ -1,0 +1,190 @@
+//! Prefill attention.
+
+use crate::rig::{Outcome, Rig, floats, name, poisoned};
+use half::bf16;
+use oasis_cuda::device::{DeviceBuffer, DeviceError, HeadRows, Kernel};
+use oasis_cuda::kernels::PrefillAttention;
+use rayon::prelude::*;
+
+/// bf16 matrix products on an H200, in operations a microsecond: 8192^3 in cuBLAS, random data.
+const MATRIX_CEILING: f64 = 790e6;
+
+/// A request on the device, of which the last `q_tokens` tokens are the queries.
+struct Request {
+    shape: PrefillAttention,
+    q_heads: usize,
+    kv_heads: usize,
+    q_tokens: usize,
+    kv_tokens: usize,
+    /// `[kv_tokens][q_heads + 2 * kv_heads][head_dim]`.
+    qkv: Vec<bf16>,
+    device: Buffers,
+}
+
+struct Buffers {
+    qkv: DeviceBuffer<bf16>,
+    /// The same K and V as `[2 * kv_heads][kv_tokens][head_dim]`.
+    kv_by_head: Option<DeviceBuffer<bf16>>,
+    out: DeviceBuffer<bf16>,
+}
+
+impl Request {
+    fn new(rig: &mut Rig, head_dim: usize, heads: (usize, usize), tokens: (usize, usize)) -> Outcome<Self> {
+        let ((q_heads, kv_heads), (q_tokens, kv_tokens)) = (heads, tokens);
+        let qkv = rig.random.bf16s(kv_tokens * (q_heads + 2 * kv_heads) * head_dim);
+        // One token more, which must be left alone.
+        let out = poisoned(&rig.device, (q_tokens + 1) * q_heads * head_dim)?;
+        let device = Buffers { qkv: rig.device.upload(&qkv)?, kv_by_head: None, out };
+        Ok(Self { shape: PrefillAttention { head_dim }, q_heads, kv_heads, q_tokens, kv_tokens, qkv, device })
+    }
+
+    /// Lets the kernel read K and V in another layout.
+    fn move_kv(&mut self, rig: &Rig) -> Outcome<()> {
+        let heads = self.q_heads..self.q_heads + 2 * self.kv_heads;
+        let rows = heads.flat_map(|head| (0..self.kv_tokens).map(move |token| (token, head)));
+        let kv: Vec<bf16> = rows.flat_map(|(token, head)| self.row(token, head)).copied().collect();
+        self.device.kv_by_head = Some(rig.device.upload(&kv)?);
+        Ok(())
+    }
+
+    /// Launches of the kernel, on the rig's stream.
+    fn launcher<'a>(
+        &self,
+        rig: &Rig,
+        kernel: &'a Kernel<PrefillAttention>,
+    ) -> Outcome<impl Fn() -> Result<(), DeviceError> + use<'a>> {
+        let PrefillAttention { head_dim } = self.shape;
+        let (q, kv) = (self.q_heads, self.kv_heads);
+        let rows = HeadRows::dense(self.device.qkv.address(), self.kv_tokens, q + 2 * kv, head_dim);
+        let queries = rows.head_range(0, q).token_range(self.kv_tokens - self.q_tokens, self.q_tokens);
+        let kv_rows = match &self.device.kv_by_head {
+            None => rows.head_range(q, 2 * kv),
+            Some(buffer) => {
+                let (token_bytes, head_bytes) = (head_dim * 2, self.kv_tokens * head_dim * 2);
+                HeadRows { address: buffer.address(), token_bytes, head_bytes, ..rows }
+            }
+        };
+        let (k, v) = (kv_rows.head_range(0, kv), kv_rows.head_range(kv, kv));
+        let out = HeadRows::dense(self.device.out.address(), self.q_tokens, q, head_dim);
+        let params = self.shape.params(&rig.device, &queries, &k, &v, &out)?;
+        let (stream, grid) = (rig.stream.clone(), self.shape.grid(&queries));
+        // SAFETY: the request's buffers have the sizes that the maps say; they outlive what is measured or compared.
+        Ok(move || unsafe { kernel.launch(&stream, grid, &params) })
+    }
+
+    fn row(&self, token: usize, head: usize) -> &[bf16] {
+        let head_dim = self.shape.head_dim;
+        &self.qkv[(token * (self.q_heads + 2 * self.kv_heads) + head) * head_dim..][..head_dim]
+    }
+
+    /// Attention of one query token and head in double precision.
+    fn reference(&self, token: usize, head: usize) -> Vec<f64> {
+        let position = self.kv_tokens - self.q_tokens + token;
+        let kv_head = self.q_heads + head / (self.q_heads / self.kv_heads);
+        let q = self.row(position, head);
+        let scale = 1.0 / (self.shape.head_dim as f64).sqrt();
+        let score = |key: usize| -> f64 { floats(q).zip(floats(self.row(key, kv_head))).map(|(q, k)| q * k).sum() };
+        let scores: Vec<f64> = (0..=position).map(|key| score(key) * scale).collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        let mut out = vec![0.0; self.shape.head_dim];
+        for (key, weight) in weights.iter().enumerate() {
+            for (out, v) in out.iter_mut().zip(floats(self.row(key, kv_head + self.kv_heads))) {
+                *out += weight / sum * v;
+            }
+        }
+        out
+    }
+
+    /// Compares the outputs of `rows`, as (token, head), and what follows the output.
+    fn compare(&self, rig: &mut Rig, what: &str, rows: &[(usize, usize)]) -> Outcome<()> {
+        let out = self.device.out.read()?;
+        let head_dim = self.shape.head_dim;
+        let want: Vec<f64> = rows.par_iter().flat_map_iter(|(token, head)| self.reference(*token, *head)).collect();
+        let got =
+            rows.iter().flat_map(|(token, head)| floats(&out[(token * self.q_heads + head) * head_dim..][..head_dim]));
+        let what = format!(
+            "d {head_dim}, {}/{} heads, {} of {} tokens{what}",
+            self.q_heads, self.kv_heads, self.q_tokens, self.kv_tokens
+        );
+        let what = name::<PrefillAttention>(&what);
+        rig.compare(&what, got, &want, 1e-2);
+        let after = &out[self.q_tokens * self.q_heads * head_dim..];
+        let untouched = after.iter().filter(|value| value.to_bits() == 0xffff).count();
+        rig.same(format!("{what}: beyond the end"), &[untouched], &[after.len()]);
+        Ok(())
+    }
+}
+
+pub fn check(rig: &mut Rig) -> Outcome<()> {
+    // Groups of 1, 3, 4 and 8; around the edges of tiles; chunks after keys that are there already.
+    let tokens = [
+        (1, 1),
+        (1, 200),
+        (63, 64),
+        (64, 64),
+        (127, 127),
+        (128, 128),
+        (129, 129),
+        (192, 192),
+        (193, 500),
+        (256, 384),
+        (70, 1025),
+        (640, 700),
+    ];
+    for head_dim in [64, 128] {
+        let kernel = rig.device.load(&rig.compiler, &PrefillAttention { head_dim })?;
+        for tokens in tokens {
+            for (i, heads) in [(2, 2), (6, 2), (8, 2), (8, 1)].into_iter().enumerate() {
+                let mut request = Request::new(rig, head_dim, heads, tokens)?;
+                if i % 2 == 1 {
+                    request.move_kv(rig)?;
+                }
+                let what = if i % 2 == 1 { ", KV by head" } else { "" };
+                let launch = request.launcher(rig, &kernel)?;
+                launch()?;
+                let rows: Vec<_> = (0..tokens.0).flat_map(|t| (0..heads.0).map(move |h| (t, h))).collect();
+                request.compare(rig, what, &rows)?;
+            }
+        }
+    }
+    for (head_dim, heads, tokens) in
+        [(128, (32, 8), (16_384, 16_384)), (128, (32, 4), (1_000, 32_000)), (64, (9, 3), (10_007, 10_007))]
+    {
+        let request = Request::new(rig, head_dim, heads, tokens)?;
+        let kernel = rig.device.load(&rig.compiler, &request.shape)?;
+        let launch = request.launcher(rig, &kernel)?;
+        launch()?;
+        let mut rows = vec![(0, 0), (tokens.0 - 1, heads.0 - 1)];
+        rows.extend((0..200).map(|_| (rig.random.below(tokens.0), rig.random.below(heads.0))));
+        request.compare(rig, ", sampled", &rows)?;
+    }
+    Ok(())
+}
+
+pub fn time(rig: &mut Rig) -> Outcome<()> {
+    for (head_dim, heads, tokens) in [
+        (128, (32, 8), (4_096, 4_096)),
+        (128, (32, 8), (16_384, 16_384)),
+        (128, (32, 8), (32_000, 32_000)),
+        (128, (32, 8), (8_192, 32_000)),
+        (128, (32, 4), (16_384, 16_384)),
+        (64, (9, 3), (16_384, 16_384)),
+    ] {
+        let request = Request::new(rig, head_dim, heads, tokens)?;
+        let kernel = rig.device.load(&rig.compiler, &request.shape)?;
+        let launch = request.launcher(rig, &kernel)?;
+        // SAFETY: the request outlives the launches.
+        let micros = unsafe { rig.micros(4, |_| launch()) }?;
+        // Every query token sees half of the queries' own keys, and all before them.
+        let pairs = tokens.0 as f64 * (tokens.1 as f64 - tokens.0 as f64 / 2.0);
+        let operations = 4.0 * (heads.0 * head_dim) as f64 * pairs;
+        let what = format!(
+            "prefill attention, {} of {} tokens, {}/{} heads, d {head_dim}",
+            tokens.0, tokens.1, heads.0, heads.1
+        );
+        rig.record(what, micros, operations / MATRIX_CEILING, format!("{:.1} TFLOP/s", operations / micros / 1e6));
+    }
+    Ok(())
+}
