@@ -192,7 +192,9 @@ fn start(
                 "it measures policies, which are the same on both",
             ));
         }
-        return Ok((Box::new(assemble::cuda::start_model(resolved, model)?), None));
+        let mut executor = assemble::cuda::start_model(resolved, model)?;
+        executor.set_tracer(tracer.clone());
+        return Ok((Box::new(executor), None));
     }
     let policies = assemble::build_policies(resolved, model)?;
     let weights = assemble::load_model(config, model)?;

@@ -85,9 +85,23 @@ impl Tracer {
 
     /// Adds a span from `start` to now.
     pub fn record(&self, track: Track, name: &'static str, layer: LayerId, step: Step, start: Instant) {
+        self.record_between(track, name, layer, step, start, Instant::now());
+    }
+
+    /// Adds a span whose end is known: what a device says that it did.
+    pub fn record_between(
+        &self,
+        track: Track,
+        name: &'static str,
+        layer: LayerId,
+        step: Step,
+        start: Instant,
+        end: Instant,
+    ) {
         if let Some(sink) = &self.0 {
             let start_us = start.saturating_duration_since(sink.epoch).as_secs_f64() * 1e6;
-            let span = Span { track, name, layer, step, start_us, duration_us: start.elapsed().as_secs_f64() * 1e6 };
+            let duration_us = end.saturating_duration_since(start).as_secs_f64() * 1e6;
+            let span = Span { track, name, layer, step, start_us, duration_us };
             sink.spans.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(span);
         }
     }

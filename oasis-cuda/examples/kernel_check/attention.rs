@@ -205,6 +205,11 @@ pub fn time(rig: &mut Rig) -> Outcome<()> {
             (ctas, 1),
         )?;
     }
+    let single = Batch::new(rig, QWEN3_8B, 8, 128, &positions(1, 1024), 24)?;
+    for ctas in [8, 16, 32, 64, 264] {
+        let what = format!("sparse attention, batch 1, K 128, 8 KV heads, {ctas} CTAs");
+        time_batch(rig, &what, &kernel, &single, (ctas, 1))?;
+    }
     let dense = Attention { queries: 1, paged: true, ..QWEN3_8B };
     let kernel = rig.device.load(&rig.compiler, &dense)?;
     for requests in [1, 8, 32] {

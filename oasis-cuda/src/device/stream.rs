@@ -53,6 +53,28 @@ impl Stream {
         event.0.record(&self.stream).check(|| "recording an event")
     }
 
+    /// Records `event` after the work so far; in a capture, anew at each launch of the graph, to be read afterwards.
+    ///
+    /// # Errors
+    /// [`DeviceError`] from the driver.
+    pub fn record_in_graph(&self, event: &Event) -> Result<(), DeviceError> {
+        self.device.bind()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream lives; the answer has a place.
+        unsafe { sys::cuStreamIsCapturing(self.handle(), &raw mut status) }
+            .result()
+            .check(|| "asking whether a stream is captured")?;
+        // An event outside a capture may not be recorded as external to one.
+        let flags = match status {
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => 1,
+            _ => 0,
+        };
+        // SAFETY: stream and event live; the event is owned by whoever owns the graph.
+        unsafe { sys::cuEventRecordWithFlags(event.0.cu_event(), self.handle(), flags) }
+            .result()
+            .check(|| "recording an event")
+    }
+
     /// Lets the work to come wait for `event`.
     ///
     /// # Errors

@@ -78,7 +78,7 @@ pub(super) struct Activations {
     pub normed: DeviceBuffer<bf16>,
     /// bf16 `[rows][(q_heads + 2 * kv_heads) * head_dim]`.
     pub qkv: DeviceBuffer<bf16>,
-    /// bf16 `[rows][q_heads * head_dim]`.
+    /// bf16 `[layers][rows][q_heads * head_dim]`.
     pub q: DeviceBuffer<bf16>,
     /// bf16 `[rows][q_heads * head_dim]`.
     pub attended: DeviceBuffer<bf16>,
@@ -102,6 +102,7 @@ pub(super) struct Activations {
 
 /// Sizes of [`Activations`].
 pub(super) struct Widths {
+    pub layers: usize,
     pub rows: usize,
     pub hidden: usize,
     pub norm: usize,
@@ -123,7 +124,7 @@ impl Activations {
             residual: device.zeros(w.rows * w.hidden)?,
             normed: device.zeros(w.rows * w.norm)?,
             qkv: device.zeros(w.rows * (q + 2 * w.kv_heads * w.head_dim))?,
-            q: device.zeros(w.rows * q)?,
+            q: device.zeros(w.layers * w.rows * q)?,
             attended: device.zeros(w.rows * q)?,
             gate_up: device.zeros(w.rows * 2 * w.intermediate)?,
             inner: device.zeros(w.rows * w.intermediate)?,
@@ -340,6 +341,7 @@ impl Memory {
         let activations = Activations::new(
             device,
             &Widths {
+                layers: spec.layers,
                 rows: step_rows,
                 hidden: spec.hidden,
                 norm: spec.hidden,
@@ -365,6 +367,7 @@ impl Memory {
                 activations: Activations::new(
                     device,
                     &Widths {
+                        layers: 1,
                         rows: rows.next_multiple_of(64),
                         hidden: head.hidden,
                         norm: 2 * head.hidden,

@@ -11,6 +11,7 @@ mod programs;
 mod request;
 mod step;
 mod synthetic;
+mod timeline;
 
 pub use options::{CudaOptions, GatherOptions, HostOptions, Residency, SparseOptions, StepMode};
 pub use plan::{MemoryPlan, RequestPlan};
@@ -29,27 +30,39 @@ use oasis_core::executor::{
 use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::memory::Reservation;
+use oasis_core::pipeline::Tracer;
 use parts::{Events, Parts, Streams};
 use plan::Extent;
 use prefill::Prompt;
 use programs::Programs;
 use request::{Phase, Request};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::time::Instant;
 use step::{HostLayers, PADDING, Scope};
+use timeline::Mark;
 
 /// Layers of a prefill that may be queued before those before them are done: enough that the device never waits for the
 /// host, few enough that a cancelled prefill ends soon.
 const LAYERS_AHEAD: usize = 4;
 
+/// A captured step.
+struct StepGraph {
+    graph: Graph,
+    /// Events around its operations, where steps are traced.
+    marks: Vec<Mark>,
+}
+
 /// Runs a decoder on a GPU, with the KV cache outside its memory.
 pub struct CudaExecutor {
     info: ExecutorInfo,
     // Graphs use the memory of `parts`: they go first.
-    graphs: BTreeMap<usize, Graph>,
+    graphs: BTreeMap<usize, StepGraph>,
     parts: Parts,
     /// Request of each row.
     rows: Vec<Option<RequestId>>,
     requests: BTreeMap<RequestId, Request>,
+    tracer: Tracer,
     /// Whether the last step left transfers to the next one.
     transfers_left: bool,
     steps: u64,
@@ -141,6 +154,7 @@ impl CudaExecutor {
             predict: stream(Priority::Low)?,
             select: stream(Priority::High)?,
             transfer: stream(Priority::High)?,
+            prefetch: stream(Priority::High)?,
             prefill: stream(Priority::Low)?,
             offload: stream(Priority::Low)?,
         };
@@ -163,14 +177,28 @@ impl CudaExecutor {
         };
         let rows = vec![None; plan.requests];
         let device = device.clone();
-        let parts =
-            Parts { device, model, options, extent, plan, memory, host, programs, gemms, workspaces, streams, events };
+        let parts = Parts {
+            device,
+            model,
+            options,
+            extent,
+            plan,
+            memory,
+            host,
+            programs,
+            gemms,
+            workspaces,
+            streams,
+            events,
+            marks: RefCell::new(None),
+        };
         Ok(Self {
             info,
             graphs: BTreeMap::new(),
             parts,
             rows,
             requests: BTreeMap::new(),
+            tracer: Tracer::default(),
             transfers_left: false,
             steps: 0,
             tokens: 0,
@@ -195,6 +223,12 @@ impl CudaExecutor {
         rows.next_multiple_of(step).min(self.rows.len())
     }
 
+    /// Records what the device does in the steps to come. Events around every operation slow a step down a little.
+    pub fn set_tracer(&mut self, tracer: Tracer) {
+        self.tracer = tracer;
+        self.graphs.clear();
+    }
+
     /// Queues a step of the rows whose inputs are set and waits for it.
     fn run_batch(&mut self, rows: usize) -> Result<(), DeviceError> {
         let bucket = self.bucket(rows);
@@ -202,26 +236,39 @@ impl CudaExecutor {
             let graph = self.capture(bucket)?;
             self.graphs.insert(bucket, graph);
         }
+        let launched = Instant::now();
+        let mut marks = Vec::new();
         match self.graphs.get(&bucket) {
             // SAFETY: the graph uses the memory of `parts`, which outlives the launch: it is waited for below.
-            Some(graph) => unsafe { graph.launch(&self.parts.streams.foreground)? },
-            None => self.parts.queue_step(Scope::Batch(bucket))?,
+            Some(step) => unsafe { step.graph.launch(&self.parts.streams.foreground)? },
+            None => marks = self.traced(|parts| parts.queue_step(Scope::Batch(bucket)))?.1,
         }
         self.transfers_left = self.parts.rotation() < self.parts.layers();
-        self.parts.streams.foreground.synchronize()
+        self.parts.streams.foreground.synchronize()?;
+        let marks = self.graphs.get(&bucket).map_or(&marks, |step| &step.marks);
+        timeline::record(&self.tracer, marks, self.steps, launched)
     }
 
     /// Captures a step of `bucket` rows. A step of nothing but padding goes first: products choose their algorithms then,
     /// which a capture must not do.
-    fn capture(&mut self, bucket: usize) -> Result<Graph, DeviceError> {
+    fn capture(&mut self, bucket: usize) -> Result<StepGraph, DeviceError> {
         let inputs: Vec<StepInput> = self.parts.memory.shared.inputs().to_vec();
         self.parts.memory.shared.inputs().fill(PADDING);
         self.parts.queue_step(Scope::Batch(bucket))?;
         self.parts.device.synchronize()?;
         self.parts.gemms.end_planning();
         self.parts.memory.shared.inputs().copy_from_slice(&inputs);
-        let parts = &self.parts;
-        parts.streams.foreground.capture(|| parts.queue_step(Scope::Batch(bucket)))
+        let capture = |parts: &Parts| parts.streams.foreground.capture(|| parts.queue_step(Scope::Batch(bucket)));
+        let (graph, marks) = self.traced(capture)?;
+        Ok(StepGraph { graph, marks })
+    }
+
+    /// Runs `queue` with events around the operations where steps are traced.
+    fn traced<T>(&self, queue: impl FnOnce(&Parts) -> Result<T, DeviceError>) -> Result<(T, Vec<Mark>), DeviceError> {
+        *self.parts.marks.borrow_mut() = self.tracer.is_recording().then(Vec::new);
+        let done = queue(&self.parts);
+        let marks = self.parts.marks.borrow_mut().take().unwrap_or_default();
+        Ok((done?, marks))
     }
 
     /// Finishes what the last step left to the next one, so that rows can be given to other requests.

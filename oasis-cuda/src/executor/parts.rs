@@ -5,10 +5,12 @@ use super::memory::{Memory, SparseMemory};
 use super::options::CudaOptions;
 use super::plan::{Extent, MemoryPlan};
 use super::programs::{DraftPrograms, Programs, SparsePrograms};
+use super::timeline::Mark;
 use crate::device::{Device, DeviceError, Event, Stream};
 use crate::gemm::{GemmShape, Gemms, Operands, Output, Workspace};
 use crate::kernels::{AddNormParams, Address};
 use crate::model::{DeviceHead, DeviceMatrix, DeviceModel, DeviceVector};
+use std::cell::RefCell;
 
 /// The streams; one for each of those who work at the same time.
 pub(super) struct Streams {
@@ -20,6 +22,8 @@ pub(super) struct Streams {
     pub select: Stream,
     /// Gathers over the link.
     pub transfer: Stream,
+    /// Copies of weights into the cache.
+    pub prefetch: Stream,
     /// Prefills.
     pub prefill: Stream,
     /// Copies of a prefill's KV to the host, and back for a first step.
@@ -60,6 +64,8 @@ pub(super) struct Parts {
     pub workspaces: [Workspace; 2],
     pub streams: Streams,
     pub events: Events,
+    /// Events around the operations that are queued, where steps are traced.
+    pub marks: RefCell<Option<Vec<Mark>>>,
 }
 
 impl Parts {

@@ -87,7 +87,8 @@ impl MemoryPlan {
         let entry = entry_bytes(spec.head_dim);
         let heads = spec.layers * spec.kv_heads;
         let width = (spec.q_heads + 2 * spec.kv_heads) * spec.head_dim;
-        let activations = queries * (4 * spec.hidden + 2 * width + 3 * spec.intermediate) * 2 + spec.vocab * 4;
+        let query = spec.layers * spec.q_heads * spec.head_dim;
+        let activations = queries * (4 * spec.hidden + 2 * width + query + 3 * spec.intermediate) * 2 + spec.vocab * 4;
         let draft = head.map_or(0, |head| blocks * head.kv_heads * entry_bytes(head.head_dim));
         let draft_activations = head.map_or(0, |head| head.draft_vocab * 4 + head.hidden * 32 + head.intermediate * 6);
         let request = match &options.residency {

@@ -8,18 +8,19 @@
 //! - transfer: gather(l) after selection(l) for the first layers; those of the others are left to the start of the next
 //!   step, so that no step ends with a transfer that nothing hides.
 
-use super::memory::{Activations, LayerSets, ScheduleArrays, SparseMemory};
+use super::memory::{Activations, ScheduleArrays, SparseMemory};
 use super::options::Residency;
 use super::parts::{Parts, Work};
 use super::programs::{LayerPrograms, SparsePrograms};
 use crate::device::{DeviceError, Stream};
 use crate::gemm::Output;
 use crate::kernels::{
-    ActivationParams, AddNormParams, Address, AppendParams, AttentionParams, EmbedParams, GatherParams, SampleParams,
-    ScanParams, ScheduleParams, SelectParams, StepInput, TapsParams,
+    ActivationParams, AddNormParams, Address, AppendParams, AttentionParams, EmbedParams, GatherParams, Prefetch,
+    PrefetchParams, SampleParams, ScanParams, ScheduleParams, SelectParams, StepInput, TapsParams,
 };
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
-use crate::model::{DeviceAttention, DeviceLayer, DeviceMlp, DeviceVector};
+use crate::model::{DeviceAttention, DeviceMatrix, DeviceMlp, DeviceVector};
+use oasis_core::pipeline::Track;
 use oasis_core::policy::QuerySource;
 
 /// Which rows a step runs.
@@ -76,6 +77,15 @@ struct HeadShape {
     kv_heads: usize,
 }
 
+/// What the background stages of a layer work on.
+#[derive(Clone, Copy)]
+struct Stages<'a> {
+    scope: Scope,
+    sparse: &'a SparseMemory,
+    programs: &'a SparsePrograms,
+    layer: usize,
+}
+
 /// Where an attention layer keeps its KV.
 struct KvPlace {
     /// Tails, or pages.
@@ -102,7 +112,7 @@ impl Parts {
             }
         }
         if self.memory.draft.is_some() {
-            self.queue_draft(scope)?;
+            self.span(&self.streams.foreground, Track::Foreground, "draft head", 0, || self.queue_draft(scope))?;
         }
         self.queue_embedding(scope)?;
         let mut fetched = 0;
@@ -118,11 +128,15 @@ impl Parts {
             }
             self.queue_layer(scope, layer)?;
         }
-        self.queue_output(scope)?;
+        let last = self.layers() - 1;
+        self.span(&self.streams.foreground, Track::Foreground, "output", last, || self.queue_output(scope))?;
         if !scope.is_first() && self.runs_beside() {
             for stream in [&self.streams.predict, &self.streams.select, &self.streams.transfer] {
                 self.order(stream, &self.streams.foreground)?;
             }
+        }
+        if self.prefetches(scope) {
+            self.order(&self.streams.prefetch, &self.streams.foreground)?;
         }
         Ok(())
     }
@@ -222,88 +236,122 @@ impl Parts {
     fn queue_layer(&self, scope: Scope, index: usize) -> Result<(), DeviceError> {
         let (layer, spec) = (&self.model.layers[index], &self.model.spec);
         let (work, activations) = (self.foreground(), &self.memory.activations);
-        let schedule = self.schedule(scope);
         let rows = scope.requests() * self.extent.queries;
         let shape = HeadShape { q_heads: spec.q_heads, kv_heads: spec.kv_heads };
+        let programs = &self.programs.layer;
         // The MLP of the layer before is added here.
         let added = if index == 0 { Address::NONE } else { activations.added.address() };
-        let programs = &self.programs.layer;
-        self.norm(&work, programs, activations, rows, added, &layer.input_norm, spec.norm_eps)?;
+        let foreground = |name, operation: &dyn Fn() -> Result<(), DeviceError>| {
+            self.span(work.stream, Track::Foreground, name, index, operation)
+        };
+        foreground("norm", &|| self.norm(&work, programs, activations, rows, added, &layer.input_norm, spec.norm_eps))?;
         self.keep_taps(scope, index)?;
         let place = self.kv_place(scope, index);
-        self.project_and_append(
-            &work,
-            programs,
-            &shape,
-            &layer.attention,
-            activations,
-            scope.requests(),
-            (schedule.position(), self.model.rotation.address()),
-            &place,
-            spec.norm_eps,
-        )?;
-        let exact = self.source() == Some(QuerySource::Exact);
-        let first = scope.is_first();
-        if let Some((sparse, sparse_programs)) = self.sparse() {
-            let streams = &self.streams;
-            // A first step and an exact choice have nothing to hide behind.
-            let (predict, select) = match exact || first {
-                true => (&streams.foreground, &streams.foreground),
-                false => (&streams.predict, &streams.select),
-            };
-            if !exact && !first {
-                self.order(&streams.foreground, predict)?;
-            }
-            let sets = &sparse.layers[index];
-            self.scan(scope, sparse_programs, sets, predict)?;
-            if exact && !first {
-                self.select(scope, sparse, sparse_programs, index, select)?;
-                self.gather(sparse_programs, index, &streams.foreground)?;
-            }
-            if !exact && !first && index >= self.rotation() {
-                streams.foreground.wait(&self.events.transferred[index])?;
-            }
-        }
-        self.attend(&work, scope, &shape, &place)?;
-        if let Some((sparse, sparse_programs)) = self.sparse() {
-            let streams = &self.streams;
-            if first {
-                self.select(scope, sparse, sparse_programs, index, &streams.foreground)?;
-                self.gather(sparse_programs, index, &streams.foreground)?;
-            } else if !exact {
-                self.order(&streams.predict, &streams.select)?;
-                self.order(&streams.foreground, &streams.select)?;
-                self.select(scope, sparse, sparse_programs, index, &streams.select)?;
-                if index < self.rotation() {
-                    self.order(&streams.select, &streams.transfer)?;
-                    self.gather(sparse_programs, index, &streams.transfer)?;
+        foreground("qkv", &|| self.project(&work, rows, activations, &layer.attention))?;
+        self.prefetch(scope, &layer.attention.o, usize::MAX)?;
+        let positions = (self.schedule(scope).position(), self.model.rotation.address());
+        let (requests, q, eps) = (scope.requests(), self.query_buffer(index), spec.norm_eps);
+        foreground("append", &|| {
+            self.append(&work, programs, &shape, &layer.attention, activations, requests, positions, &place, q, eps)
+        })?;
+        let attend = || foreground("attention", &|| self.attend(&work, scope, &shape, &place, q));
+        match self.sparse() {
+            None => attend()?,
+            Some((sparse, programs)) => {
+                let stages = Stages { scope, sparse, programs, layer: index };
+                match (scope.is_first(), self.source()) {
+                    // Nothing to hide behind.
+                    (true, _) => {
+                        self.scan(stages, work.stream)?;
+                        attend()?;
+                        self.select(stages, work.stream)?;
+                        self.gather(programs, index, work.stream)?;
+                    }
+                    (false, Some(QuerySource::Exact)) => {
+                        self.scan(stages, work.stream)?;
+                        self.select(stages, work.stream)?;
+                        self.gather(programs, index, work.stream)?;
+                        attend()?;
+                    }
+                    (false, _) => self.attend_beside_stages(stages, &attend)?,
                 }
             }
         }
-        self.finish_layer(&work, programs, activations, rows, layer, spec.norm_eps)
+        self.prefetch(scope, &layer.mlp.gate_up, PREFETCH_BESIDE_PRODUCT)?;
+        let added = activations.added.address();
+        foreground("output projection", &|| {
+            let (attended, rows) = (activations.attended.address(), (rows, activations.rows));
+            self.linear(&work, rows, &layer.attention.o, attended, added, Output::Bf16)
+        })?;
+        foreground("norm", &|| {
+            self.norm(&work, programs, activations, rows, added, &layer.post_attention_norm, spec.norm_eps)
+        })?;
+        foreground("mlp", &|| self.mlp(&work, scope, activations, rows, &layer.mlp))?;
+        match self.model.layers.get(index + 1) {
+            Some(next) => self.prefetch(scope, &next.attention.qkv, PREFETCH_BESIDE_NORM),
+            None => Ok(()),
+        }
     }
 
-    /// Adds attention's output projection to the residual and runs the MLP, whose output is left in `added`.
-    fn finish_layer(
+    /// Attention on the foreground's stream, prediction, selection and transfer on theirs.
+    fn attend_beside_stages(
+        &self,
+        stages: Stages<'_>,
+        attend: &dyn Fn() -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let (streams, layer) = (&self.streams, stages.layer);
+        self.order(&streams.foreground, &streams.predict)?;
+        self.scan(stages, &streams.predict)?;
+        if layer >= self.rotation() {
+            streams.foreground.wait(&self.events.transferred[layer])?;
+        }
+        attend()?;
+        self.order(&streams.predict, &streams.select)?;
+        self.order(&streams.foreground, &streams.select)?;
+        self.select(stages, &streams.select)?;
+        if layer < self.rotation() {
+            self.order(&streams.select, &streams.transfer)?;
+            self.gather(stages.programs, layer, &streams.transfer)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the foreground of a step leaves the memory idle often enough for weights to be brought into the cache.
+    fn prefetches(&self, scope: Scope) -> bool {
+        !scope.is_first() && scope.requests() <= self.options.prefetch_batch
+    }
+
+    /// Brings the first `most` bytes of a matrix into the cache, beside what the foreground is given next.
+    fn prefetch(&self, scope: Scope, matrix: &DeviceMatrix, most: usize) -> Result<(), DeviceError> {
+        if !self.prefetches(scope) {
+            return Ok(());
+        }
+        let bytes = (matrix.rows * matrix.cols * 2).min(most).min(PREFETCH_MOST) / 16 * 16;
+        self.order(&self.streams.foreground, &self.streams.prefetch)?;
+        let params = PrefetchParams { data: matrix.address(), bytes: bytes as u64 };
+        let ctas = Prefetch.ctas(bytes);
+        // SAFETY: the range is the matrix, and is only read.
+        unsafe { self.programs.prefetch.launch(&self.streams.prefetch, (ctas, 1), &params) }
+    }
+
+    /// Queries of a layer: each has its own, which its scan may still read while the next layer's are written.
+    fn query_buffer(&self, layer: usize) -> Address {
+        let activations = &self.memory.activations;
+        activations.q.address().offset(layer * activations.attended.bytes())
+    }
+
+    fn mlp(
         &self,
         work: &Work<'_>,
-        programs: &LayerPrograms,
+        scope: Scope,
         activations: &Activations,
         rows: usize,
-        layer: &DeviceLayer,
-        eps: f32,
+        mlp: &DeviceMlp,
     ) -> Result<(), DeviceError> {
-        let added = activations.added.address();
-        let room = activations.rows;
-        self.linear(work, (rows, room), &layer.attention.o, activations.attended.address(), added, Output::Bf16)?;
-        self.norm(work, programs, activations, rows, added, &layer.post_attention_norm, eps)?;
-        self.mlp(work, activations, rows, &layer.mlp)
-    }
-
-    fn mlp(&self, work: &Work<'_>, activations: &Activations, rows: usize, mlp: &DeviceMlp) -> Result<(), DeviceError> {
         let (normed, room) = (activations.normed.address(), activations.rows);
         let (gate_up, inner) = (activations.gate_up.address(), activations.inner.address());
         self.linear(work, (rows, room), &mlp.gate_up, normed, gate_up, Output::Bf16)?;
+        self.prefetch(scope, &mlp.down, PREFETCH_BESIDE_NORM)?;
         self.swiglu(work, rows, mlp.down.cols, gate_up, inner)?;
         self.linear(work, (rows, room), &mlp.down, inner, activations.added.address(), Output::Bf16)
     }
@@ -424,9 +472,21 @@ impl Parts {
         self.memory.page_table.address().offset(row * self.extent.blocks * 4)
     }
 
-    /// QKV product of normalised rows, then norms, rotation and append.
+    /// QKV product of normalised rows.
+    fn project(
+        &self,
+        work: &Work<'_>,
+        rows: usize,
+        activations: &Activations,
+        attention: &DeviceAttention,
+    ) -> Result<(), DeviceError> {
+        let (x, y) = (activations.normed.address(), activations.qkv.address());
+        self.linear_with_bias(work, (rows, activations.rows), &attention.qkv, attention.qkv_bias.as_ref(), x, y)
+    }
+
+    /// Norms and rotation of queries and keys; keys and values go to their block.
     #[allow(clippy::too_many_arguments)]
-    fn project_and_append(
+    fn append(
         &self,
         work: &Work<'_>,
         programs: &LayerPrograms,
@@ -436,20 +496,17 @@ impl Parts {
         requests: usize,
         (position, rotation): (Address, Address),
         place: &KvPlace,
+        q: Address,
         eps: f32,
     ) -> Result<(), DeviceError> {
-        let queries = programs.append_shape.queries;
-        let (rows, room) = (requests * queries, activations.rows);
-        let (normed, qkv) = (activations.normed.address(), activations.qkv.address());
-        self.linear_with_bias(work, (rows, room), &attention.qkv, attention.qkv_bias.as_ref(), normed, qkv)?;
         let vector = |vector: &Option<DeviceVector>| vector.as_ref().map_or(Address::NONE, |v| v.address());
         let params = AppendParams {
-            qkv,
+            qkv: activations.qkv.address(),
             q_norm: vector(&attention.q_norm),
             k_norm: vector(&attention.k_norm),
             rotation,
             position,
-            q: activations.q.address(),
+            q,
             tail: place.append_to,
             pages: place.pages,
             summaries: place.summaries,
@@ -465,7 +522,14 @@ impl Parts {
         unsafe { programs.append.launch(work.stream, (ctas, 1), &params) }
     }
 
-    fn attend(&self, work: &Work<'_>, scope: Scope, shape: &HeadShape, place: &KvPlace) -> Result<(), DeviceError> {
+    fn attend(
+        &self,
+        work: &Work<'_>,
+        scope: Scope,
+        shape: &HeadShape,
+        place: &KvPlace,
+        q: Address,
+    ) -> Result<(), DeviceError> {
         let (schedule, activations) = (self.schedule(scope), &self.memory.activations);
         let programs = &self.programs.layer;
         let first = scope.is_first();
@@ -478,7 +542,7 @@ impl Parts {
             _ => place.pages,
         };
         let params = AttentionParams {
-            q: activations.q.address(),
+            q,
             entries: place.entries,
             pages,
             tail: place.tail,
@@ -507,18 +571,13 @@ impl Parts {
         }
     }
 
-    fn scan(
-        &self,
-        scope: Scope,
-        programs: &SparsePrograms,
-        sets: &LayerSets,
-        stream: &Stream,
-    ) -> Result<(), DeviceError> {
-        let (schedule, spec) = (self.schedule(scope), &self.model.spec);
+    fn scan(&self, stages: Stages<'_>, stream: &Stream) -> Result<(), DeviceError> {
+        let Stages { scope, sparse, programs, layer } = stages;
+        let (schedule, spec, sets) = (self.schedule(scope), &self.model.spec, &sparse.layers[layer]);
         let pair = scope.first_row() * spec.kv_heads;
         let tiles = self.extent.tiles;
         let params = ScanParams {
-            q: self.memory.activations.q.address(),
+            q: self.query_buffer(layer),
             summaries: sets.summaries.address().offset(pair * tiles * self.tile_bytes()),
             start: schedule.tile_start(),
             blocks: schedule.blocks(),
@@ -528,17 +587,13 @@ impl Parts {
             max_tiles: tiles as i32,
         };
         // SAFETY: summaries and scores are sized for all rows and the longest context.
-        unsafe { programs.scan.launch(stream, (self.attention_ctas(scope), 1), &params) }
+        self.span(stream, Track::Predict, "scan", layer, || unsafe {
+            programs.scan.launch(stream, (self.attention_ctas(scope), 1), &params)
+        })
     }
 
-    fn select(
-        &self,
-        scope: Scope,
-        sparse: &SparseMemory,
-        programs: &SparsePrograms,
-        layer: usize,
-        stream: &Stream,
-    ) -> Result<(), DeviceError> {
+    fn select(&self, stages: Stages<'_>, stream: &Stream) -> Result<(), DeviceError> {
+        let Stages { scope, sparse, programs, layer } = stages;
         let Residency::Sparse(options) = &self.options.residency else { return Ok(()) };
         let (schedule, spec, sets) = (self.schedule(scope), &self.model.spec, &sparse.layers[layer]);
         let pair = scope.first_row() * spec.kv_heads;
@@ -565,7 +620,9 @@ impl Parts {
             cap: options.cap as i32,
         };
         // SAFETY: tables are sized for all rows; the list has room for every slot and two copies a head.
-        unsafe { programs.select.launch(stream, (spec.kv_heads as u32, scope.requests() as u32), &params) }
+        self.span(stream, Track::Select, "select", layer, || unsafe {
+            programs.select.launch(stream, (spec.kv_heads as u32, scope.requests() as u32), &params)
+        })
     }
 
     fn gather(&self, programs: &SparsePrograms, layer: usize, stream: &Stream) -> Result<(), DeviceError> {
@@ -574,7 +631,9 @@ impl Parts {
         };
         let params = GatherParams { list: sparse.list(layer), copies: sparse.layers[layer].copies.address() };
         // SAFETY: the list was written by a selection: its sources are entries of reserved host memory or tails.
-        unsafe { programs.gather.launch(stream, (options.gather.ctas, 1), &params) }
+        self.span(stream, Track::Transfer, "gather", layer, || unsafe {
+            programs.gather.launch(stream, (options.gather.ctas, 1), &params)
+        })
     }
 
     /// Final norm, output projection and choice of the next tokens.
@@ -667,15 +726,19 @@ impl Parts {
             tail: Address::NONE,
             slots: self.extent.blocks,
         };
-        self.project_and_append(
+        let (positions, q) = ((schedule.draft_position(), head.rotation.address()), activations.q.address());
+        let attention = &head.attention;
+        self.project(&work, requests, activations, attention)?;
+        self.append(
             &work,
             &programs.layer,
             &shape,
-            &head.attention,
+            attention,
             activations,
             requests,
-            (schedule.draft_position(), head.rotation.address()),
+            positions,
             &place,
+            q,
             spec.norm_eps,
         )?;
         let params = AttentionParams {
@@ -700,7 +763,7 @@ impl Parts {
         let layer = &programs.layer;
         self.linear(&work, rows, &head.attention.o, activations.attended.address(), added, Output::Bf16)?;
         self.norm(&work, layer, activations, requests, added, &head.post_attention_norm, spec.norm_eps)?;
-        self.mlp(&work, activations, requests, &head.mlp)?;
+        self.mlp(&work, scope, activations, requests, &head.mlp)?;
         self.norm(&work, layer, activations, requests, added, &head.norm, spec.norm_eps)?;
         let (x, y) = (activations.normed.address(), activations.logits.address());
         self.linear(&work, rows, &head.lm_head, x, y, Output::F32)?;
@@ -718,6 +781,13 @@ impl Parts {
         unsafe { self.programs.sample.launch(work.stream, (self.sample_ctas(requests), requests as u32), &params) }
     }
 }
+
+/// Bytes of a matrix that the cache has room for, beside what else passes through it.
+const PREFETCH_MOST: usize = 36 << 20;
+/// Bytes that come while a product reads its own weights from the cache.
+const PREFETCH_BESIDE_PRODUCT: usize = 24 << 20;
+/// Bytes that come while a small kernel runs.
+const PREFETCH_BESIDE_NORM: usize = 12 << 20;
 
 /// Inputs of a batch in which nothing runs.
 pub(super) const PADDING: StepInput = StepInput { token: 0, position: -1 };

@@ -7,6 +7,7 @@ use crate::text::columns;
 use clap::Args;
 use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::ids::{RequestId, TokenId};
+use oasis_core::pipeline::Tracer;
 use oasis_cuda::executor::{CudaExecutor, MemoryPlan, StepBytes};
 use oasis_cuda::measure::Ceilings;
 use serde::Serialize;
@@ -34,6 +35,9 @@ pub struct DecodeArgs {
     /// Steps of each measurement
     #[arg(long, value_name = "N", default_value_t = 48)]
     steps: usize,
+    /// Say where the time of a step goes: events around every operation, in steps of their own
+    #[arg(long)]
+    profile: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -64,6 +68,20 @@ struct Point {
     link_floor_ms: f64,
     /// `step_ms` over the larger floor.
     over_floor: f64,
+    /// Operations of a step, where they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    operations: Vec<Operation>,
+}
+
+/// An operation of a step, over all layers.
+#[derive(Debug, Serialize)]
+struct Operation {
+    track: &'static str,
+    name: &'static str,
+    /// Milliseconds of a step.
+    total_ms: f64,
+    /// Mean of one.
+    mean_us: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -77,6 +95,8 @@ struct Report {
 
 /// Steps before each measurement.
 const WARM_UP: usize = 4;
+/// Steps whose operations are timed one by one.
+const PROFILED: usize = 5;
 
 /// Measures and prints.
 ///
@@ -91,7 +111,7 @@ pub fn run(args: &DecodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRe
         ));
     }
     // Every measurement runs on fresh requests.
-    let room = args.steps + WARM_UP + 1;
+    let room = args.steps + WARM_UP + PROFILED + 2;
     let bench = args.subject.open(global, largest, args.context + room)?;
     let ceilings = Ceilings::measure(&bench.device()?)?;
     let mut report = Report {
@@ -173,7 +193,7 @@ fn measure(
     ceilings: &Ceilings,
 ) -> CliResult<Point> {
     let vocab = executor.info().vocab;
-    let new_tokens = args.steps + WARM_UP + 2;
+    let new_tokens = args.steps + WARM_UP + PROFILED + 3;
     let mut rows = Vec::with_capacity(batch);
     for index in 0..batch as u64 {
         // Contexts end at different places of a block, as they do in a real batch.
@@ -193,6 +213,7 @@ fn measure(
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
     let (after, bytes) = (executor.stats(), executor.step_bytes());
+    let operations = if args.profile { profile(executor, &mut rows)? } else { Vec::new() };
     for row in &rows {
         executor.release(row.request);
     }
@@ -214,7 +235,41 @@ fn measure(
         memory_floor_ms,
         link_floor_ms,
         over_floor: step_ms / memory_floor_ms.max(link_floor_ms),
+        operations,
     })
+}
+
+/// Where the time of a step goes; the first steps are left out.
+fn profile(executor: &mut CudaExecutor, rows: &mut [DecodeRow]) -> CliResult<Vec<Operation>> {
+    let tracer = Tracer::recording();
+    executor.set_tracer(tracer.clone());
+    for _ in 0..PROFILED {
+        step(executor, rows)?;
+    }
+    executor.set_tracer(Tracer::default());
+    let spans = tracer.spans();
+    let last = spans.iter().map(|span| span.step.0).max().unwrap_or(0);
+    let mut operations: Vec<Operation> = Vec::new();
+    for span in spans.iter().filter(|span| span.step.0 == last) {
+        let found = operations.iter_mut().find(|o| (o.track, o.name) == (span.track.name(), span.name));
+        match found {
+            // `mean_us` counts until the end.
+            Some(operation) => {
+                operation.total_ms += span.duration_us / 1e3;
+                operation.mean_us += 1.0;
+            }
+            None => operations.push(Operation {
+                track: span.track.name(),
+                name: span.name,
+                total_ms: span.duration_us / 1e3,
+                mean_us: 1.0,
+            }),
+        }
+    }
+    for operation in &mut operations {
+        operation.mean_us = operation.total_ms * 1e3 / operation.mean_us;
+    }
+    Ok(operations)
 }
 
 fn step(executor: &mut CudaExecutor, rows: &mut [DecodeRow]) -> CliResult {
@@ -257,5 +312,17 @@ fn render(points: &[Point]) -> String {
             format!("{:.2} x", p.over_floor),
         ]);
     }
-    columns(&rows).join("\n") + "\n"
+    let mut text = columns(&rows).join("\n") + "\n";
+    for p in points.iter().filter(|p| !p.operations.is_empty()) {
+        let mode = if p.dense { "dense" } else { "sparse" };
+        text.push_str(&format!("\noperations of a {mode} step, batch {}, C {}:\n", p.batch, p.cap.unwrap_or(0)));
+        let rows: Vec<Vec<String>> = (p.operations.iter())
+            .map(|o| {
+                let times = [format!("{:.3} ms", o.total_ms), format!("{:.1} us each", o.mean_us)];
+                [o.track.to_owned(), o.name.to_owned()].into_iter().chain(times).collect()
+            })
+            .collect();
+        text.push_str(&(columns(&rows).join("\n") + "\n"));
+    }
+    text
 }
