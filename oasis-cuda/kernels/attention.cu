@@ -187,37 +187,59 @@ DEVICE void write_row(const Params& p, const Cursor& at, int row, int d, const R
     *reinterpret_cast<uint2*>(p.out + (head * HEAD_DIM + d) * 2) = bits;
 }
 
-// Puts the parts of one row together, one warp a row: all loads of a round are under way at once.
-DEVICE void merge_parts(const Params& p, const Cursor& at, int row, i32 first, i32 last) {
-    const int lane = threadIdx.x & 31, d = lane * 4;
+// Puts the parts of a warp's rows together: all loads of a round are under way at once, since nothing hides their latency.
+DEVICE void merge_parts(const Params& p, const Cursor& at, i32 first, i32 last) {
+    constexpr int kMerged = (kRows + kWarps - 1) / kWarps;  // rows of a warp: warp, warp + kWarps, ...
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = lane * 4;
     auto part_of_cta = [&](i32 cta) -> const Partial& { return p.partial[cta * 2 + (cta == first ? 1 : 0)]; };
-    float max = kMasked;
-    for (i32 cta = first + lane; cta <= last; cta += 32) max = fmaxf(max, __ldcg(&part_of_cta(cta).max[row]));
-#pragma unroll
-    for (int i = 16; i > 0; i >>= 1) max = fmaxf(max, __shfl_xor_sync(~0u, max, i));
-    Row value;
+    Row rows[kMerged];
     for (i32 base = first; base <= last; base += 32) {
-        float weight = 0.0f;
-        if (base + lane <= last) {
-            const Partial& part = part_of_cta(base + lane);
-            weight = exp2_approx((__ldcg(&part.max[row]) - max) * p.scale);
-            value.sum += weight * __ldcg(&part.sum[row]);
+        const bool real = base + lane <= last;
+        const Partial& mine = part_of_cta(real ? base + lane : first);
+        float max[kMerged], sum[kMerged], weight[kMerged];
+#pragma unroll
+        for (int i = 0; i < kMerged; i++) {
+            const int row = min(warp + i * kWarps, kRows - 1);
+            max[i] = real ? __ldcg(&mine.max[row]) : kMasked;
+            sum[i] = real ? __ldcg(&mine.sum[row]) : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < kMerged; i++) {
+            float best = fmaxf(max[i], rows[i].max);
+#pragma unroll
+            for (int j = 16; j > 0; j >>= 1) best = fmaxf(best, __shfl_xor_sync(~0u, best, j));
+            const float old = exp2_approx((rows[i].max - best) * p.scale);
+            weight[i] = real ? exp2_approx((max[i] - best) * p.scale) : 0.0f;
+            float total = weight[i] * sum[i];
+#pragma unroll
+            for (int j = 16; j > 0; j >>= 1) total += __shfl_xor_sync(~0u, total, j);
+            rows[i].sum = rows[i].sum * old + total;
+            rows[i].max = best;
+            rows[i].out.x *= old;
+            rows[i].out.y *= old;
+            rows[i].out.z *= old;
+            rows[i].out.w *= old;
         }
         const int count = min(32, last - base + 1);
-#pragma unroll 8
-        for (int i = 0; i < count; i++) {
-            const float factor = __shfl_sync(~0u, weight, i);
-            if (d >= HEAD_DIM) continue;
-            const float4 part = __ldcg(reinterpret_cast<const float4*>(&part_of_cta(base + i).out[row][d]));
-            value.out.x += factor * part.x;
-            value.out.y += factor * part.y;
-            value.out.z += factor * part.z;
-            value.out.w += factor * part.w;
+#pragma unroll 4
+        for (int j = 0; j < count; j++) {
+            const Partial& part = part_of_cta(base + j);
+#pragma unroll
+            for (int i = 0; i < kMerged; i++) {
+                const float factor = __shfl_sync(~0u, weight[i], j);
+                if (d >= HEAD_DIM) continue;
+                const int row = min(warp + i * kWarps, kRows - 1);
+                const float4 out = __ldcg(reinterpret_cast<const float4*>(&part.out[row][d]));
+                rows[i].out.x += factor * out.x;
+                rows[i].out.y += factor * out.y;
+                rows[i].out.z += factor * out.z;
+                rows[i].out.w += factor * out.w;
+            }
         }
     }
 #pragma unroll
-    for (int i = 16; i > 0; i >>= 1) value.sum += __shfl_xor_sync(~0u, value.sum, i);
-    if (d < HEAD_DIM) write_row(p, at, row, d, value);
+    for (int i = 0; i < kMerged; i++)
+        if (d < HEAD_DIM && warp + i * kWarps < kRows) write_row(p, at, warp + i * kWarps, d, rows[i]);
 }
 
 // Puts the warps' outputs of one head together; the head's output where this CTA has all of it, else its part.
@@ -278,7 +300,7 @@ DEVICE void finish_head(const Params& p, const Cursor& at, Accumulator& sums, Me
     }
     __syncthreads();
     if (!is_last) return;
-    for (int row = warp; row < kRows; row += kWarps) merge_parts(p, at, row, first, last);
+    merge_parts(p, at, first, last);
 }
 
 DEVICE void load_queries(const Params& p, const Cursor& at, u32 (&q)[kTiles][kSteps][4]) {

@@ -153,8 +153,8 @@ pub struct DeviceConfig {
     pub max_context: usize,
     /// How a decode step reaches a CUDA device: as one graph, or kernel by kernel on streams.
     pub step: StepLaunch,
-    /// Largest batch in which a CUDA device brings weights into its cache ahead of their products.
-    pub prefetch_batch: usize,
+    /// Multiprocessors that a prefill on a CUDA device leaves to decode steps.
+    pub decode_multiprocessors: usize,
     /// Layers whose full KV a prefill may keep on a CUDA device; 0 takes all where that costs no request its place.
     pub prefill_layers: usize,
 }
@@ -179,7 +179,7 @@ impl Default for DeviceConfig {
             memory: Bytes(0),
             max_context: 0,
             step: StepLaunch::Graph,
-            prefetch_batch: 16,
+            decode_multiprocessors: 40,
             prefill_layers: 0,
         }
     }

@@ -89,9 +89,8 @@ pub struct CudaOptions {
     /// Layers whose full KV may be on the device during a prefill; `None` takes all where there is room for them, so that
     /// the first decode step need not fetch them back.
     pub prefill_layers: Option<usize>,
-    /// Largest batch in which weights are brought into the cache ahead of their products: small batches leave the memory
-    /// idle while their small kernels run.
-    pub prefetch_batch: usize,
+    /// Multiprocessors that a prefill leaves to steps while others decode.
+    pub decode_multiprocessors: u32,
     /// How steps reach the device.
     pub mode: StepMode,
 }

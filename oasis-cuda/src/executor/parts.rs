@@ -16,14 +16,10 @@ use std::cell::RefCell;
 pub(super) struct Streams {
     /// Decoding of tokens.
     pub foreground: Stream,
-    /// Scans of summaries.
+    /// Scans of summaries, and selections.
     pub predict: Stream,
-    /// Selections.
-    pub select: Stream,
     /// Gathers over the link.
     pub transfer: Stream,
-    /// Copies of weights into the cache.
-    pub prefetch: Stream,
     /// Prefills.
     pub prefill: Stream,
     /// Copies of a prefill's KV to the host, and back for a first step.
@@ -44,10 +40,12 @@ pub(super) struct Events {
     pub prefilled: Vec<Event>,
 }
 
-/// A stream and the workspace of its matrix products.
+/// Where operations are queued: a stream, what makes its matrix products, and the multiprocessors that they may take.
 pub(super) struct Work<'a> {
     pub stream: &'a Stream,
     pub workspace: &'a Workspace,
+    pub gemms: &'a Gemms,
+    pub multiprocessors: u32,
 }
 
 pub(super) struct Parts {
@@ -61,6 +59,8 @@ pub(super) struct Parts {
     pub host: Option<HostPool>,
     pub programs: Programs,
     pub gemms: Gemms,
+    /// Products of a prefill beside which others decode.
+    pub gemms_beside: Gemms,
     pub workspaces: [Workspace; 2],
     pub streams: Streams,
     pub events: Events,
@@ -74,11 +74,19 @@ impl Parts {
     }
 
     pub fn foreground(&self) -> Work<'_> {
-        Work { stream: &self.streams.foreground, workspace: &self.workspaces[0] }
+        let multiprocessors = self.device.facts.multiprocessors;
+        Work { stream: &self.streams.foreground, workspace: &self.workspaces[0], gemms: &self.gemms, multiprocessors }
     }
 
-    pub fn prefill(&self) -> Work<'_> {
-        Work { stream: &self.streams.prefill, workspace: &self.workspaces[1] }
+    /// Where a prefill is queued; beside steps of others it takes a part of the multiprocessors only, so that the small
+    /// kernels of a step need not wait for its large ones.
+    pub fn prefill(&self, beside: bool) -> Work<'_> {
+        let all = self.device.facts.multiprocessors;
+        let (gemms, multiprocessors) = match beside {
+            true => (&self.gemms_beside, prefill_multiprocessors(all, &self.options)),
+            false => (&self.gemms, all),
+        };
+        Work { stream: &self.streams.prefill, workspace: &self.workspaces[1], gemms, multiprocessors }
     }
 
     pub fn sparse(&self) -> Option<(&SparseMemory, &SparsePrograms)> {
@@ -160,10 +168,10 @@ impl Parts {
         y: Address,
         bias: Address,
     ) -> Result<(), DeviceError> {
-        let plan = self.gemms.plan(&shape)?;
+        let plan = work.gemms.plan(&shape)?;
         // SAFETY: callers give activations with room for `shape.room` rows and weights of the shape; each stream has its
         // own workspace and activations.
-        unsafe { self.gemms.run(&plan, work.stream, work.workspace, &Operands { x, w, y, bias }) }
+        unsafe { work.gemms.run(&plan, work.stream, work.workspace, &Operands { x, w, y, bias }) }
     }
 
     /// Norms of the embedding and of the residual, side by side in rows of `2 * hidden`: what the head's attention takes.
@@ -194,6 +202,11 @@ impl Parts {
         }
         Ok(())
     }
+}
+
+/// Multiprocessors of a prefill beside which others decode.
+pub(super) fn prefill_multiprocessors(all: u32, options: &CudaOptions) -> u32 {
+    all.saturating_sub(options.decode_multiprocessors).max(all / 4)
 }
 
 /// Dense rows times a whole matrix.

@@ -6,8 +6,8 @@ use crate::compile::Compiler;
 use crate::compile::SourceFile;
 use crate::device::{Device, DeviceError, Kernel};
 use crate::kernels::{
-    Activation, AddNorm, Append, AppendPrompt, Attention, Embed, Gather, Prefetch, PrefillAttention, Sample, Scan,
-    Schedule, Select, Taps,
+    Activation, AddNorm, Append, AppendPrompt, Attention, Embed, Gather, PrefillAttention, Sample, Scan, Schedule,
+    Select, Taps,
 };
 use oasis_core::policy::{Aggregate, QuerySource};
 use oasis_models::draft::Eagle3Spec;
@@ -47,7 +47,6 @@ pub(super) struct Programs {
     pub embed_prompt: Kernel<Embed>,
     pub taps: Kernel<Taps>,
     pub activation: Kernel<Activation>,
-    pub prefetch: Kernel<Prefetch>,
     pub sample: Kernel<Sample>,
     pub layer: LayerPrograms,
     pub prefill_attention: Kernel<PrefillAttention>,
@@ -118,7 +117,6 @@ impl Programs {
             embed_prompt: device.load(compiler, &Embed { queries: 1 })?,
             taps: device.load(compiler, &Taps { queries })?,
             activation: device.load(compiler, &Activation)?,
-            prefetch: device.load(compiler, &Prefetch)?,
             sample: device.load(compiler, &Sample)?,
             layer,
             prefill_attention: device.load(compiler, &prefill_attention_shape)?,

@@ -3,8 +3,8 @@
 //! Streams and what they wait for, per layer `l`:
 //!
 //! - foreground: norm, QKV, append(l), attention(l) once the layer's transfer of the step before is done, output, MLP;
-//! - predict: scan(l) after append(l);
-//! - select: selection(l) after scan(l) and attention(l), since attention reads slots before they change;
+//! - predict: scan(l) and selection(l) after attention(l), which reads slots before they change. One fork a layer: more of
+//!   them would cost a small batch more than an earlier scan gains;
 //! - transfer: gather(l) after selection(l) for the first layers; those of the others are left to the start of the next
 //!   step, so that no step ends with a transfer that nothing hides.
 
@@ -15,11 +15,11 @@ use super::programs::{LayerPrograms, SparsePrograms};
 use crate::device::{DeviceError, Stream};
 use crate::gemm::Output;
 use crate::kernels::{
-    ActivationParams, AddNormParams, Address, AppendParams, AttentionParams, EmbedParams, GatherParams, Prefetch,
-    PrefetchParams, SampleParams, ScanParams, ScheduleParams, SelectParams, StepInput, TapsParams,
+    ActivationParams, AddNormParams, Address, AppendParams, AttentionParams, EmbedParams, GatherParams, SampleParams,
+    ScanParams, ScheduleParams, SelectParams, StepInput, TapsParams,
 };
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
-use crate::model::{DeviceAttention, DeviceMatrix, DeviceMlp, DeviceVector};
+use crate::model::{DeviceAttention, DeviceMlp, DeviceVector};
 use oasis_core::pipeline::Track;
 use oasis_core::policy::QuerySource;
 
@@ -131,12 +131,9 @@ impl Parts {
         let last = self.layers() - 1;
         self.span(&self.streams.foreground, Track::Foreground, "output", last, || self.queue_output(scope))?;
         if !scope.is_first() && self.runs_beside() {
-            for stream in [&self.streams.predict, &self.streams.select, &self.streams.transfer] {
+            for stream in [&self.streams.predict, &self.streams.transfer] {
                 self.order(stream, &self.streams.foreground)?;
             }
-        }
-        if self.prefetches(scope) {
-            self.order(&self.streams.prefetch, &self.streams.foreground)?;
         }
         Ok(())
     }
@@ -248,7 +245,6 @@ impl Parts {
         self.keep_taps(scope, index)?;
         let place = self.kv_place(scope, index);
         foreground("qkv", &|| self.project(&work, rows, activations, &layer.attention))?;
-        self.prefetch(scope, &layer.attention.o, usize::MAX)?;
         let positions = (self.schedule(scope).position(), self.model.rotation.address());
         let (requests, q, eps) = (scope.requests(), self.query_buffer(index), spec.norm_eps);
         foreground("append", &|| {
@@ -277,7 +273,6 @@ impl Parts {
                 }
             }
         }
-        self.prefetch(scope, &layer.mlp.gate_up, PREFETCH_BESIDE_PRODUCT)?;
         let added = activations.added.address();
         foreground("output projection", &|| {
             let (attended, rows) = (activations.attended.address(), (rows, activations.rows));
@@ -286,11 +281,7 @@ impl Parts {
         foreground("norm", &|| {
             self.norm(&work, programs, activations, rows, added, &layer.post_attention_norm, spec.norm_eps)
         })?;
-        foreground("mlp", &|| self.mlp(&work, scope, activations, rows, &layer.mlp))?;
-        match self.model.layers.get(index + 1) {
-            Some(next) => self.prefetch(scope, &next.attention.qkv, PREFETCH_BESIDE_NORM),
-            None => Ok(()),
-        }
+        foreground("mlp", &|| self.mlp(&work, activations, rows, &layer.mlp))
     }
 
     /// Attention on the foreground's stream, prediction, selection and transfer on theirs.
@@ -300,38 +291,18 @@ impl Parts {
         attend: &dyn Fn() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let (streams, layer) = (&self.streams, stages.layer);
-        self.order(&streams.foreground, &streams.predict)?;
-        self.scan(stages, &streams.predict)?;
         if layer >= self.rotation() {
             streams.foreground.wait(&self.events.transferred[layer])?;
         }
         attend()?;
-        self.order(&streams.predict, &streams.select)?;
-        self.order(&streams.foreground, &streams.select)?;
-        self.select(stages, &streams.select)?;
+        self.order(&streams.foreground, &streams.predict)?;
+        self.scan(stages, &streams.predict)?;
+        self.select(stages, &streams.predict)?;
         if layer < self.rotation() {
-            self.order(&streams.select, &streams.transfer)?;
+            self.order(&streams.predict, &streams.transfer)?;
             self.gather(stages.programs, layer, &streams.transfer)?;
         }
         Ok(())
-    }
-
-    /// Whether the foreground of a step leaves the memory idle often enough for weights to be brought into the cache.
-    fn prefetches(&self, scope: Scope) -> bool {
-        !scope.is_first() && scope.requests() <= self.options.prefetch_batch
-    }
-
-    /// Brings the first `most` bytes of a matrix into the cache, beside what the foreground is given next.
-    fn prefetch(&self, scope: Scope, matrix: &DeviceMatrix, most: usize) -> Result<(), DeviceError> {
-        if !self.prefetches(scope) {
-            return Ok(());
-        }
-        let bytes = (matrix.rows * matrix.cols * 2).min(most).min(PREFETCH_MOST) / 16 * 16;
-        self.order(&self.streams.foreground, &self.streams.prefetch)?;
-        let params = PrefetchParams { data: matrix.address(), bytes: bytes as u64 };
-        let ctas = Prefetch.ctas(bytes);
-        // SAFETY: the range is the matrix, and is only read.
-        unsafe { self.programs.prefetch.launch(&self.streams.prefetch, (ctas, 1), &params) }
     }
 
     /// Queries of a layer: each has its own, which its scan may still read while the next layer's are written.
@@ -340,18 +311,10 @@ impl Parts {
         activations.q.address().offset(layer * activations.attended.bytes())
     }
 
-    fn mlp(
-        &self,
-        work: &Work<'_>,
-        scope: Scope,
-        activations: &Activations,
-        rows: usize,
-        mlp: &DeviceMlp,
-    ) -> Result<(), DeviceError> {
+    fn mlp(&self, work: &Work<'_>, activations: &Activations, rows: usize, mlp: &DeviceMlp) -> Result<(), DeviceError> {
         let (normed, room) = (activations.normed.address(), activations.rows);
         let (gate_up, inner) = (activations.gate_up.address(), activations.inner.address());
         self.linear(work, (rows, room), &mlp.gate_up, normed, gate_up, Output::Bf16)?;
-        self.prefetch(scope, &mlp.down, PREFETCH_BESIDE_NORM)?;
         self.swiglu(work, rows, mlp.down.cols, gate_up, inner)?;
         self.linear(work, (rows, room), &mlp.down, inner, activations.added.address(), Output::Bf16)
     }
@@ -564,6 +527,8 @@ impl Parts {
     fn attention_ctas(&self, scope: Scope) -> u32 {
         let multiprocessors = self.device.facts.multiprocessors;
         match (&self.options.residency, scope) {
+            // Beside so little work more CTAs cost more in putting parts together than they save.
+            (Residency::Sparse(_), Scope::Batch(1)) => multiprocessors / 2,
             (Residency::Sparse(sparse), Scope::Batch(_)) => {
                 multiprocessors - sparse.gather.ctas.min(multiprocessors / 2)
             }
@@ -763,7 +728,7 @@ impl Parts {
         let layer = &programs.layer;
         self.linear(&work, rows, &head.attention.o, activations.attended.address(), added, Output::Bf16)?;
         self.norm(&work, layer, activations, requests, added, &head.post_attention_norm, spec.norm_eps)?;
-        self.mlp(&work, scope, activations, requests, &head.mlp)?;
+        self.mlp(&work, activations, requests, &head.mlp)?;
         self.norm(&work, layer, activations, requests, added, &head.norm, spec.norm_eps)?;
         let (x, y) = (activations.normed.address(), activations.logits.address());
         self.linear(&work, rows, &head.lm_head, x, y, Output::F32)?;
@@ -781,13 +746,6 @@ impl Parts {
         unsafe { self.programs.sample.launch(work.stream, (self.sample_ctas(requests), requests as u32), &params) }
     }
 }
-
-/// Bytes of a matrix that the cache has room for, beside what else passes through it.
-const PREFETCH_MOST: usize = 36 << 20;
-/// Bytes that come while a product reads its own weights from the cache.
-const PREFETCH_BESIDE_PRODUCT: usize = 24 << 20;
-/// Bytes that come while a small kernel runs.
-const PREFETCH_BESIDE_NORM: usize = 12 << 20;
 
 /// Inputs of a batch in which nothing runs.
 pub(super) const PADDING: StepInput = StepInput { token: 0, position: -1 };

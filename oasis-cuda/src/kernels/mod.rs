@@ -15,9 +15,8 @@ pub use append::{Append, AppendParams, AppendPrompt, AppendPromptParams};
 pub use attention::{Attention, AttentionParams};
 pub use prefill::{PrefillAttention, PrefillAttentionParams};
 pub use rowwise::{
-    Activation, ActivationParams, AddNorm, AddNormParams, Embed, EmbedParams, Prefetch, PrefetchParams, RandomWeights,
-    RandomWeightsParams, Sample, SampleParams, Schedule, ScheduleParams, StepInput, Stream, StreamParams, Taps,
-    TapsParams,
+    Activation, ActivationParams, AddNorm, AddNormParams, Embed, EmbedParams, RandomWeights, RandomWeightsParams,
+    Sample, SampleParams, Schedule, ScheduleParams, StepInput, Stream, StreamParams, Taps, TapsParams,
 };
 pub use scan::{Scan, ScanParams};
 pub use select::{Select, SelectParams};
@@ -138,6 +137,6 @@ pub(crate) fn catalogue() -> Vec<Unit> {
         units.extend([(16, 8), (10, 5), (2, 1)].map(|(stages, stores)| Gather { head_dim, stages, stores }.unit()));
     }
     units.extend([576, 4096, 16_384].map(|hidden| AddNorm { hidden }.unit()));
-    units.extend([Activation.unit(), Prefetch.unit(), RandomWeights.unit(), Sample.unit(), Stream.unit()]);
+    units.extend([Activation.unit(), RandomWeights.unit(), Sample.unit(), Stream.unit()]);
     units
 }

@@ -245,29 +245,6 @@ pub struct SampleParams {
 
 kernel!(Sample, SampleParams, "sample.cu", "sample_tokens", |_| 512, |_| Vec::new());
 
-/// Brings memory into the L2 cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Prefetch;
-
-impl Prefetch {
-    /// CTAs for `bytes` bytes: one copy a thread.
-    pub fn ctas(&self, bytes: usize) -> u32 {
-        bytes.div_ceil(8192 * 128).max(1) as u32
-    }
-}
-
-/// Parameters of [`Prefetch`].
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct PrefetchParams {
-    /// Memory, at a multiple of 16 bytes.
-    pub data: Address,
-    /// Its size, a multiple of 16.
-    pub bytes: u64,
-}
-
-kernel!(Prefetch, PrefetchParams, "prefetch.cu", "prefetch_memory", |_| 128, |_| Vec::new());
-
 /// Reads memory as fast as it goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream;

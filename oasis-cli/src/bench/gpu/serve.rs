@@ -72,9 +72,9 @@ struct Report {
 /// When the input is wrong, no request fits, or the device fails.
 pub fn run(args: &ServeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
     let most = args.concurrency.iter().copied().max().unwrap_or(0);
-    if args.concurrency.contains(&0) || most == 0 || args.input == 0 || args.output < 2 || args.seconds == 0 {
+    if args.concurrency.contains(&0) || most == 0 || args.input == 0 || args.output < 4 || args.seconds == 0 {
         return Err(CliError::input(
-            "expected at least 1 request of 1 token with 2 to answer, for 1 second",
+            "expected at least 1 request of 1 token with 4 to answer, for 1 second",
             "change the arguments",
         ));
     }
@@ -170,8 +170,9 @@ impl<'a> Loop<'a> {
     /// Begins in the steady state: requests stand at evenly spread places of their answers.
     fn fill(&mut self) -> CliResult {
         let (input, output, vocab) = (self.args.input, self.args.output, self.executor.info().vocab);
-        for index in 0..self.concurrency {
-            let done = 1 + index * (output - 2) / self.concurrency;
+        let running = self.concurrency.min(self.executor.memory_plan().requests);
+        for index in 0..running {
+            let done = 1 + index * (output - 3).max(1) / running;
             let sequence = sequence(self.next, input + done, output - done, vocab);
             let id = sequence.request;
             if self.executor.admit_in_the_middle(sequence)? != Admission::Admitted {
@@ -179,7 +180,8 @@ impl<'a> Loop<'a> {
             }
             self.next += 1;
             let row = DecodeRow { request: id, token: TokenId(0) };
-            self.running.push(Running { row, left: output - done, last: Instant::now() });
+            // The token that it stands at counts as generated.
+            self.running.push(Running { row, left: output - done - 1, last: Instant::now() });
         }
         Ok(())
     }
