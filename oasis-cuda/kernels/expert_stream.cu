@@ -2,8 +2,7 @@
 // tensor cores. Weights are the rows of the products, 16 at a time, and tokens their columns, 8 at a time.
 //
 // A few warps have two tiles of 16 outputs: gates and their ups, which become silu(gate) * up in bf16, or 32 outputs in
-// f32. They share the inner dimension, 32 elements in turn, and add their sums in a fixed order. The 8 warps of a CTA
-// work on the same tokens, which so stay in the L1 cache.
+// f32. They share the inner dimension, 32 elements in turn, and add their sums in a fixed order.
 //
 // -D EXPERTS=n  -D OUT=n  outputs of a pair, a multiple of 16, or of 32 where not gated
 // -D INNER=n, a multiple of 32  -D GATED=0|1  gate and up of a gathered row, or the row of each pair as it lies
@@ -19,7 +18,7 @@ struct Params {
 };
 
 // Warps that share the inner dimension: enough to fill the card for one token, not so many that their sums take long.
-constexpr int kWarps = 8, kSplit = INNER >= 1536 ? 4 : 2, kTeams = kWarps / kSplit;
+constexpr int kWarps = 4, kSplit = INNER >= 1536 ? 4 : 2, kTeams = kWarps / kSplit;
 constexpr int kGroups = INNER / 8;  // groups of 8 elements
 constexpr int kTile = GATED ? 16 : 32, kTiles = OUT / kTile, kMatrix = (GATED ? 2 : 1) * OUT;
 constexpr int kParts = (kTiles + kTeams - 1) / kTeams;  // CTAs of an expert
@@ -35,9 +34,10 @@ DEVICE uint4 load_once(const uint4* from) {
     return x;
 }
 
-// Waits for the warps that share the inner dimension.
-DEVICE void team_sync() {
-    asm volatile("bar.sync %0, %1;" ::"r"((i32)threadIdx.x / (kSplit * 32) + 1), "n"(kSplit * 32) : "memory");
+// Waits for the warps of `team`. A barrier's number is a constant: else a CTA would take all that there are.
+template <int kTeam = 0> DEVICE void team_sync(i32 team) {
+    if (team == kTeam) asm volatile("bar.sync %0, %1;" ::"n"(kTeam + 1), "n"(kSplit * 32) : "memory");
+    else if constexpr (kTeam + 1 < kTeams) team_sync<kTeam + 1>(team);
 }
 
 // Two tiles times `kTokens` groups of 8 tokens. A lane loads 16 bytes of a row: the 8 elements stand for two steps of
@@ -87,7 +87,7 @@ DEVICE void multiply_tiles(const Params& p, const Share& share, i32 tile, i32 fr
     }
 #pragma unroll
     for (int i = 0; i < 8 * kTokens; i++) sums[warp][i][lane] = d[i / 4][i % 4];
-    team_sync();
+    team_sync(threadIdx.x / (kSplit * 32));
 #pragma unroll
     for (int j = 0; j < kTokens; j++) {
 #pragma unroll
@@ -109,10 +109,10 @@ DEVICE void multiply_tiles(const Params& p, const Share& share, i32 tile, i32 fr
             }
         }
     }
-    team_sync();
+    team_sync(threadIdx.x / (kSplit * 32));
 }
 
-extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) stream_experts(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kWarps * 32, 4) stream_experts(const __grid_constant__ Params p) {
     __shared__ float sums[kTeams][kSplit * 4 * 8 * 32];
     const Share share = share_of(p.start, blockIdx.x / kParts, [](i32 count) { return count > 0 ? 1 : 0; });
     const i32 team = threadIdx.x / (kSplit * 32), tile = blockIdx.x % kParts * kTeams + team;

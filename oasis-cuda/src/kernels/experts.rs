@@ -97,9 +97,9 @@ pub struct ExpertStream(pub ExpertLayer);
 impl ExpertStream {
     /// CTAs for at most `pairs` pairs.
     pub fn ctas(&self, pairs: usize) -> u32 {
-        // Outputs of a CTA: 8 warps, 4 or 2 of which share a tile.
+        // Of the 4 warps of a CTA, all or 2 share a tile.
         let tile = if self.0.gated { 16 } else { 32 };
-        let teams = if self.0.inner >= 1536 { 2 } else { 4 };
+        let teams = if self.0.inner >= 1536 { 1 } else { 2 };
         (pairs.min(self.0.experts) * self.0.out.div_ceil(tile * teams)) as u32
     }
 }
@@ -132,7 +132,7 @@ impl KernelSpec for ExpertStream {
     }
 
     fn threads(&self) -> u32 {
-        256
+        128
     }
 }
 
