@@ -25,20 +25,26 @@ const QWEN: [(&str, usize, usize, Output); 5] = [
 const PREFILL: usize = 8192;
 
 /// Random numbers of a prime count, repeated: no two rows are alike, and the host keeps few.
-struct Cycle {
+pub struct Cycle {
     numbers: Vec<bf16>,
-    device: DeviceBuffer<bf16>,
+    pub device: DeviceBuffer<bf16>,
 }
 
 impl Cycle {
-    fn new(rig: &mut Rig, len: usize) -> Outcome<Self> {
+    pub fn new(rig: &mut Rig, len: usize) -> Outcome<Self> {
         let numbers = rig.random.bf16s(4_194_301);
         let all: Vec<bf16> = numbers.iter().cycle().take(len).copied().collect();
         Ok(Self { device: rig.device.upload(&all)?, numbers })
     }
 
-    fn at(&self, index: usize) -> f64 {
+    pub fn at(&self, index: usize) -> f64 {
         self.numbers[index % self.numbers.len()].to_f64()
+    }
+
+    /// The product of `x` and the numbers from `start` on.
+    pub fn dot(&self, start: usize, x: &[f64]) -> f64 {
+        let numbers = self.numbers[start % self.numbers.len()..].iter().chain(self.numbers.iter().cycle());
+        x.iter().zip(numbers).map(|(x, number)| x * number.to_f64()).sum()
     }
 }
 

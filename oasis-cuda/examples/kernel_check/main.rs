@@ -10,9 +10,11 @@ mod append;
 mod attention;
 mod gather;
 mod gemm;
+mod moe;
 mod prefill;
 mod rig;
 mod rowwise;
+mod sample;
 mod scan;
 mod select;
 
@@ -21,14 +23,16 @@ use rig::{Outcome, Rig};
 type Part = fn(&mut Rig) -> Outcome<()>;
 
 /// Name, check and timing of each module.
-const PARTS: [(&str, Part, Part); 8] = [
+const PARTS: [(&str, Part, Part); 10] = [
     ("rowwise", rowwise::check, rowwise::time),
+    ("sample", sample::check, sample::time),
     ("append", append::check, append::time),
     ("attention", attention::check, attention::time),
     ("scan", scan::check, scan::time),
     ("select", select::check, select::time),
     ("gather", gather::check, gather::time),
     ("gemm", gemm::check, gemm::time),
+    ("moe", moe::check, moe::time),
     ("prefill", prefill::check, prefill::time),
 ];
 

@@ -1,11 +1,11 @@
 //! Small kernels.
 
-use crate::rig::{Outcome, Random, Rig, floats, name, poisoned, starts};
+use crate::rig::{Outcome, Rig, floats, name, poisoned, starts};
 use half::bf16;
 use oasis_cuda::device::DeviceBuffer;
 use oasis_cuda::kernels::{
-    Activation, ActivationParams, AddNorm, AddNormParams, Address, Embed, EmbedParams, Sample, SampleParams, Schedule,
-    ScheduleParams, StepInput, Taps, TapsParams,
+    Activation, ActivationParams, AddNorm, AddNormParams, Address, Embed, EmbedParams, Schedule, ScheduleParams,
+    StepInput, Taps, TapsParams,
 };
 
 pub fn check(rig: &mut Rig) -> Outcome<()> {
@@ -19,9 +19,7 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
     }
     check_activation(rig)?;
     check_embed(rig)?;
-    check_taps(rig)?;
-    check_greedy(rig)?;
-    check_sampling(rig)
+    check_taps(rig)
 }
 
 fn check_schedule(rig: &mut Rig, queries: usize, lag: i32) -> Outcome<()> {
@@ -194,91 +192,8 @@ fn check_taps(rig: &mut Rig) -> Outcome<()> {
     Ok(())
 }
 
-/// Samples one token a row.
-fn sample(rig: &Rig, logits: &[f32], vocab: usize, temperature: f32, ctas: u32) -> Outcome<Vec<i32>> {
-    let rows = logits.len() / vocab;
-    let seeds: Vec<u64> = (0..rows as u64).map(|row| rig.seed ^ row << 7).collect();
-    let (d_logits, d_temperature) = (rig.device.upload(logits)?, rig.device.upload(&vec![temperature; rows])?);
-    let (d_seeds, position) = (rig.device.upload(&seeds)?, rig.device.upload(&vec![11_i32; rows])?);
-    let (best, arrived) = (rig.device.zeros::<u64>(rows)?, rig.device.zeros::<u32>(rows)?);
-    let token: DeviceBuffer<i32> = poisoned(&rig.device, rows)?;
-    let kernel = rig.device.load(&rig.compiler, &Sample)?;
-    let params = SampleParams {
-        logits: d_logits.address(),
-        temperature: d_temperature.address(),
-        seed: d_seeds.address(),
-        position: position.address(),
-        best: best.address(),
-        arrived: arrived.address(),
-        token: token.address(),
-        vocab: vocab as i32,
-    };
-    // Twice: the scratch must be as it was.
-    for _ in 0..2 {
-        // SAFETY: as above.
-        unsafe { kernel.launch(&rig.stream, (ctas, rows as u32), &params)? };
-    }
-    Ok(token.read()?)
-}
-
-fn check_greedy(rig: &mut Rig) -> Outcome<()> {
-    let (vocab, rows) = (50_001, 12);
-    let value = |random: &mut Random, row: usize| match (row, random.below(9)) {
-        (0, _) => f32::NAN,
-        (1, _) => f32::NEG_INFINITY,
-        (2, _) => 1.0,
-        (3, 0) => f32::NAN,
-        (4, 0) => f32::INFINITY,
-        (5, choice) => {
-            if choice % 2 == 0 {
-                -0.0
-            } else {
-                0.0
-            }
-        }
-        (6, _) => -3.0 - random.float().abs(),
-        (_, choice) if row % 2 == 1 => choice as f32,
-        _ => random.float(),
-    };
-    let logits: Vec<f32> = (0..rows * vocab).map(|i| value(&mut rig.random, i / vocab)).collect();
-    let want: Vec<i32> = logits
-        .chunks(vocab)
-        .map(|row| {
-            let mut best = (f32::NEG_INFINITY, -1);
-            row.iter().zip(0..).for_each(|(logit, id)| {
-                if *logit > best.0 {
-                    best = (*logit, id)
-                }
-            });
-            best.1
-        })
-        .collect();
-    for ctas in [1, 9] {
-        let got = sample(rig, &logits, vocab, 0.0, ctas)?;
-        rig.same(name::<Sample>(&format!("greedy x {ctas}")), &got, &want);
-    }
-    Ok(())
-}
-
-/// Frequencies of drawn tokens against the softmax.
-fn check_sampling(rig: &mut Rig) -> Outcome<()> {
-    let (probabilities, temperature, rows) = ([0.5_f64, 0.3, 0.15, 0.05], 0.7, 40_000);
-    let row: Vec<f32> =
-        probabilities.iter().map(|p| p.ln() as f32 * temperature).chain([f32::NEG_INFINITY, f32::NAN]).collect();
-    let tokens = sample(rig, &row.repeat(rows), row.len(), temperature, 1)?;
-    let count = |token: usize| tokens.iter().filter(|t| **t == token as i32).count() as f64;
-    let deviations = probabilities
-        .iter()
-        .enumerate()
-        .map(|(token, p)| (count(token) - rows as f64 * p) / (rows as f64 * p * (1.0 - p)).sqrt());
-    let worst = deviations.fold(0.0, |worst: f64, deviation| worst.max(deviation.abs()));
-    // A difference of 5 standard deviations counts as 1.
-    rig.same(name::<Sample>("temperature 0.7: frequencies within 5 deviations"), &[worst < 5.0], &[true]);
-    Ok(())
-}
-
 pub fn time(rig: &mut Rig) -> Outcome<()> {
-    let (rows, hidden, width, vocab) = (128, 4096, 12_288, 151_936);
+    let (rows, hidden, width) = (128, 4096, 12_288);
     let (residual, x) =
         (rig.device.upload(&rig.random.bf16s(rows * hidden))?, rig.device.upload(&rig.random.bf16s(rows * hidden))?);
     let (weight, out) = (rig.device.upload(&rig.random.bf16s(hidden))?, rig.device.zeros::<bf16>(rows * width)?);
@@ -304,25 +219,5 @@ pub fn time(rig: &mut Rig) -> Outcome<()> {
     let micros =
         unsafe { rig.micros(40, |_| activation.launch(&rig.stream, (Activation.ctas(rows, width), 1), &params))? };
     rig.record("SwiGLU, 128 rows of 12,288 (in cache)", micros, 0.0, "aim 2-3 us");
-
-    let rows = 64;
-    let logits: Vec<f32> = (0..rows * vocab).map(|_| rig.random.float()).collect();
-    let (logits, temperature) = (rig.device.upload(&logits)?, rig.device.zeros::<f32>(rows)?);
-    let (best, arrived) = (rig.device.zeros::<u64>(rows)?, rig.device.zeros::<u32>(rows)?);
-    let (position, token) = (rig.device.zeros::<i32>(rows)?, rig.device.zeros::<i32>(rows)?);
-    let sample = rig.device.load(&rig.compiler, &Sample)?;
-    let params = SampleParams {
-        logits: logits.address(),
-        temperature: temperature.address(),
-        seed: best.address(),
-        position: position.address(),
-        best: best.address(),
-        arrived: arrived.address(),
-        token: token.address(),
-        vocab: vocab as i32,
-    };
-    // SAFETY: as in `sample`; the seed is not used where the temperature is 0.
-    let micros = unsafe { rig.micros(40, |_| sample.launch(&rig.stream, (16, rows as u32), &params))? };
-    rig.record_bytes("argmax, batch 64, vocabulary 151,936 (partly in cache)", micros, (rows * vocab * 4) as f64);
     Ok(())
 }

@@ -284,6 +284,7 @@ impl Parts {
         let params = SampleParams {
             logits: memory.logits.address(),
             temperature: shared.temperatures_address().offset(prompt.row * 4),
+            cut: Address::NONE,
             seed: shared.seeds_address().offset(prompt.row * 8),
             position: shared.prefill_position(),
             best: memory.best.address(),

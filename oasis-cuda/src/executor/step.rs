@@ -638,6 +638,7 @@ impl Parts {
         let params = SampleParams {
             logits: activations.logits.address(),
             temperature: self.memory.shared.temperatures_address().offset(row * 4),
+            cut: Address::NONE,
             seed: self.memory.shared.seeds_address().offset(row * 8),
             position,
             best: activations.best.address(),
@@ -735,6 +736,7 @@ impl Parts {
         let params = SampleParams {
             logits: y,
             temperature: self.memory.greedy.address(),
+            cut: Address::NONE,
             seed: self.memory.shared.seeds_address(),
             position: schedule.draft_position(),
             best: activations.best.address(),

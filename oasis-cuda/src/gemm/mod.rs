@@ -147,7 +147,7 @@ pub struct GemmOptions {
 impl Default for GemmOptions {
     fn default() -> Self {
         let cache = user_cache().map(|folder| folder.join("gemm"));
-        Self { workspace_bytes: 32 << 20, multiprocessors: None, candidates: 16, cache }
+        Self { workspace_bytes: 32 << 20, multiprocessors: None, candidates: 32, cache }
     }
 }
 

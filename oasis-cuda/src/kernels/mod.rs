@@ -5,19 +5,26 @@
 
 mod append;
 mod attention;
+mod experts;
 mod prefill;
 mod rowwise;
+mod sample;
 mod scan;
 mod select;
 mod transfer;
 
 pub use append::{Append, AppendParams, AppendPrompt, AppendPromptParams};
 pub use attention::{Attention, AttentionParams};
+pub use experts::{
+    Combine, CombineParams, ExpertLayer, ExpertParams, ExpertStream, ExpertTiles, Route, RouteParams, SortPairs,
+    SortPairsParams,
+};
 pub use prefill::{PrefillAttention, PrefillAttentionParams};
 pub use rowwise::{
     Activation, ActivationParams, AddNorm, AddNormParams, Embed, EmbedParams, RandomWeights, RandomWeightsParams,
-    Sample, SampleParams, Schedule, ScheduleParams, StepInput, Stream, StreamParams, Taps, TapsParams,
+    Schedule, ScheduleParams, StepInput, Stream, StreamParams, Taps, TapsParams,
 };
+pub use sample::{Filter, FilterParams, Sample, SampleParams};
 pub use scan::{Scan, ScanParams};
 pub use select::{Select, SelectParams};
 pub use transfer::{CopyList, EntryCopy, Gather, GatherParams};
@@ -72,11 +79,13 @@ macro_rules! file {
 pub(crate) use file;
 
 /// Headers that kernels and policies may include.
-const HEADERS: [SourceFile; 9] = [
+const HEADERS: [SourceFile; 11] = [
     file!("prelude.cuh"),
     file!("copy.cuh"),
+    file!("experts.cuh"),
     file!("head.cuh"),
     file!("layout.cuh"),
+    file!("logits.cuh"),
     file!("mma.cuh"),
     file!("tensor.cuh"),
     file!("transfer.cuh"),
@@ -137,6 +146,15 @@ pub(crate) fn catalogue() -> Vec<Unit> {
         units.extend([(16, 8), (10, 5), (2, 1)].map(|(stages, stores)| Gather { head_dim, stages, stores }.unit()));
     }
     units.extend([576, 4096, 16_384].map(|hidden| AddNorm { hidden }.unit()));
-    units.extend([Activation.unit(), RandomWeights.unit(), Sample.unit(), Stream.unit()]);
+    for (experts, top, hidden, inter) in [(32, 4, 192, 128), (64, 8, 320, 192), (128, 8, 2048, 768)] {
+        units.push(Route { experts, top }.unit());
+        units.extend([false, true].map(|narrow| Combine { top, narrow }.unit()));
+        for (out, inner, gated) in [(inter, hidden, true), (hidden, inter, false)] {
+            let layer = ExpertLayer { experts, out, inner, gated };
+            units.extend([ExpertStream(layer).unit(), ExpertTiles(layer).unit()]);
+        }
+    }
+    units.extend([SortPairs.unit(), Activation.unit(), RandomWeights.unit()]);
+    units.extend([Filter.unit(), Sample.unit(), Stream.unit()]);
     units
 }

@@ -25,6 +25,7 @@ macro_rules! kernel {
         }
     };
 }
+pub(super) use kernel;
 
 /// What every layer of a step works on, from the positions; one CTA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -216,34 +217,6 @@ pub struct RandomWeightsParams {
 }
 
 kernel!(RandomWeights, RandomWeightsParams, "random.cu", "fill_random", |_| 512, |_| Vec::new());
-
-/// The next token of every row, greedy or drawn with a temperature; the grid is `[rows][ctas of a row]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample;
-
-/// Parameters of [`Sample`].
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct SampleParams {
-    /// f32 `[rows][vocab]`.
-    pub logits: Address,
-    /// f32 `[rows]`: 0 is greedy.
-    pub temperature: Address,
-    /// u64 `[rows]`.
-    pub seed: Address,
-    /// i32 `[rows]`.
-    pub position: Address,
-    /// u64 `[rows]`, zero between launches.
-    pub best: Address,
-    /// u32 `[rows]`, zero between launches.
-    pub arrived: Address,
-    /// i32 `[rows]`. Written: -1 where no logit is a number above negative infinity.
-    pub token: Address,
-    /// Logits of a row.
-    pub vocab: i32,
-}
-
-kernel!(Sample, SampleParams, "sample.cu", "sample_tokens", |_| 512, |_| Vec::new());
 
 /// Reads memory as fast as it goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
