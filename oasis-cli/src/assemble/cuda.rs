@@ -62,7 +62,6 @@ pub fn options(resolved: &Resolved, spec: &DecoderSpec, has_head: bool) -> CliRe
         memory_limit: Some(config.device.memory.0).filter(|bytes| *bytes > 0),
         prefill_chunk: config.prefill_chunk(),
         prefill_layers: Some(config.device.prefill_layers).filter(|layers| *layers > 0),
-        decode_multiprocessors: config.device.decode_multiprocessors as u32,
         mode: match config.device.step {
             StepLaunch::Graph => StepMode::Graph,
             StepLaunch::Streams => StepMode::Streams,

@@ -153,8 +153,6 @@ pub struct DeviceConfig {
     pub max_context: usize,
     /// How a decode step reaches a CUDA device: as one graph, or kernel by kernel on streams.
     pub step: StepLaunch,
-    /// Multiprocessors that a prefill on a CUDA device leaves to decode steps.
-    pub decode_multiprocessors: usize,
     /// Layers whose full KV a prefill may keep on a CUDA device; 0 takes all where that costs no request its place.
     pub prefill_layers: usize,
 }
@@ -179,7 +177,6 @@ impl Default for DeviceConfig {
             memory: Bytes(0),
             max_context: 0,
             step: StepLaunch::Graph,
-            decode_multiprocessors: 40,
             prefill_layers: 0,
         }
     }

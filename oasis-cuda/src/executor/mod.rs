@@ -31,7 +31,7 @@ use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::memory::Reservation;
 use oasis_core::pipeline::Tracer;
-use parts::{Events, Parts, Streams, prefill_multiprocessors};
+use parts::{Events, Parts, Streams};
 use plan::Extent;
 use prefill::Prompt;
 use programs::Programs;
@@ -129,9 +129,6 @@ impl CudaExecutor {
         let compiler = device.compiler()?;
         let programs = Programs::load(device, &compiler, &spec, head.as_ref(), &options)?;
         let gemms = Gemms::open(device, GemmOptions::default())?;
-        let part = prefill_multiprocessors(device.facts.multiprocessors, &options);
-        let beside = GemmOptions { multiprocessors: Some(part), ..GemmOptions::default() };
-        let gemms_beside = Gemms::open(device, beside)?;
         let memory = Memory::new(device, &spec, head.as_ref(), &options, &plan)?;
         let geometry = KvGeometry {
             layers: spec.layers,
@@ -188,7 +185,6 @@ impl CudaExecutor {
             host,
             programs,
             gemms,
-            gemms_beside,
             workspaces,
             streams,
             events,
@@ -401,7 +397,7 @@ impl CudaExecutor {
         };
         let (mut queued, layers) = (*queued, self.parts.layers());
         let host = self.host_layers(id, request);
-        let prompt = Prompt { row: request.row, tokens: request.prompt, host, beside: busy };
+        let prompt = Prompt { row: request.row, tokens: request.prompt, host };
         if queued == 0 {
             let tokens: Vec<i32> = tokens.iter().map(|token| token.0 as i32).collect();
             self.begin_prompt(id, prompt, &tokens)?;
@@ -427,7 +423,6 @@ impl CudaExecutor {
         // What the host holds is complete before a step may evict it.
         self.parts.streams.offload.synchronize()?;
         self.parts.gemms.end_planning();
-        self.parts.gemms_beside.end_planning();
         let token = self.parts.memory.shared.outputs()[request.row];
         let prefill = std::mem::take(&mut request.footprint.prefill);
         self.device_bytes -= KvFootprint { prefill, ..KvFootprint::default() };

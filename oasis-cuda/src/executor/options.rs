@@ -47,9 +47,10 @@ pub struct GatherOptions {
 }
 
 impl Default for GatherOptions {
-    /// The fastest beside a foreground that keeps the memory busy, on an H200 with PCIe 5 x16: 49.9 GB/s.
+    /// Within 1% of the fastest in steps of 64 requests of Qwen3-8B's shape, on an H200 with PCIe 5 x16: 47.0 GB/s; 3 CTAs
+    /// reach 44.8, 8 reach 47.3.
     fn default() -> Self {
-        Self { ctas: 3, stages: 16, stores: 8 }
+        Self { ctas: 5, stages: 16, stores: 8 }
     }
 }
 
@@ -89,8 +90,6 @@ pub struct CudaOptions {
     /// Layers whose full KV may be on the device during a prefill; `None` takes all where there is room for them, so that
     /// the first decode step need not fetch them back.
     pub prefill_layers: Option<usize>,
-    /// Multiprocessors that a prefill leaves to steps while others decode.
-    pub decode_multiprocessors: u32,
     /// How steps reach the device.
     pub mode: StepMode,
 }

@@ -40,12 +40,10 @@ pub(super) struct Events {
     pub prefilled: Vec<Event>,
 }
 
-/// Where operations are queued: a stream, what makes its matrix products, and the multiprocessors that they may take.
+/// A stream and the workspace of its matrix products.
 pub(super) struct Work<'a> {
     pub stream: &'a Stream,
     pub workspace: &'a Workspace,
-    pub gemms: &'a Gemms,
-    pub multiprocessors: u32,
 }
 
 pub(super) struct Parts {
@@ -59,8 +57,6 @@ pub(super) struct Parts {
     pub host: Option<HostPool>,
     pub programs: Programs,
     pub gemms: Gemms,
-    /// Products of a prefill beside which others decode.
-    pub gemms_beside: Gemms,
     pub workspaces: [Workspace; 2],
     pub streams: Streams,
     pub events: Events,
@@ -74,19 +70,11 @@ impl Parts {
     }
 
     pub fn foreground(&self) -> Work<'_> {
-        let multiprocessors = self.device.facts.multiprocessors;
-        Work { stream: &self.streams.foreground, workspace: &self.workspaces[0], gemms: &self.gemms, multiprocessors }
+        Work { stream: &self.streams.foreground, workspace: &self.workspaces[0] }
     }
 
-    /// Where a prefill is queued; beside steps of others it takes a part of the multiprocessors only, so that the small
-    /// kernels of a step need not wait for its large ones.
-    pub fn prefill(&self, beside: bool) -> Work<'_> {
-        let all = self.device.facts.multiprocessors;
-        let (gemms, multiprocessors) = match beside {
-            true => (&self.gemms_beside, prefill_multiprocessors(all, &self.options)),
-            false => (&self.gemms, all),
-        };
-        Work { stream: &self.streams.prefill, workspace: &self.workspaces[1], gemms, multiprocessors }
+    pub fn prefill(&self) -> Work<'_> {
+        Work { stream: &self.streams.prefill, workspace: &self.workspaces[1] }
     }
 
     pub fn sparse(&self) -> Option<(&SparseMemory, &SparsePrograms)> {
@@ -168,10 +156,10 @@ impl Parts {
         y: Address,
         bias: Address,
     ) -> Result<(), DeviceError> {
-        let plan = work.gemms.plan(&shape)?;
+        let plan = self.gemms.plan(&shape)?;
         // SAFETY: callers give activations with room for `shape.room` rows and weights of the shape; each stream has its
         // own workspace and activations.
-        unsafe { work.gemms.run(&plan, work.stream, work.workspace, &Operands { x, w, y, bias }) }
+        unsafe { self.gemms.run(&plan, work.stream, work.workspace, &Operands { x, w, y, bias }) }
     }
 
     /// Norms of the embedding and of the residual, side by side in rows of `2 * hidden`: what the head's attention takes.
@@ -202,11 +190,6 @@ impl Parts {
         }
         Ok(())
     }
-}
-
-/// Multiprocessors of a prefill beside which others decode.
-pub(super) fn prefill_multiprocessors(all: u32, options: &CudaOptions) -> u32 {
-    all.saturating_sub(options.decode_multiprocessors).max(all / 4)
 }
 
 /// Dense rows times a whole matrix.

@@ -17,8 +17,6 @@ pub(super) struct Prompt {
     pub tokens: usize,
     /// Where its full KV goes; `None` in dense decoding.
     pub host: Option<HostLayers>,
-    /// Whether others decode meanwhile.
-    pub beside: bool,
 }
 
 /// Rows of a chunk: those asked for, those that are computed.
@@ -40,7 +38,7 @@ fn chunks(tokens: usize, chunk: usize) -> impl Iterator<Item = Chunk> {
 impl Parts {
     /// Queues the start of a prompt, whose tokens lie in the shared memory.
     pub fn queue_prompt(&self, prompt: Prompt) -> Result<(), DeviceError> {
-        let (work, memory) = (self.prefill(prompt.beside), &self.memory.prefill);
+        let (work, memory) = (self.prefill(), &self.memory.prefill);
         // SAFETY: both sides have room for the prompt; the host leaves it alone until the prefill is through.
         unsafe {
             work.stream.copy(memory.prompt.address(), self.memory.shared.prompt_address(), prompt.tokens * 4)?;
@@ -83,7 +81,7 @@ impl Parts {
 
     /// Queues one layer; after the last one the draft head's cache and the first token too.
     pub fn queue_prompt_layer(&self, prompt: Prompt, index: usize) -> Result<(), DeviceError> {
-        let (work, memory, spec) = (self.prefill(prompt.beside), &self.memory.prefill, &self.model.spec);
+        let (work, memory, spec) = (self.prefill(), &self.memory.prefill, &self.model.spec);
         let layer = &self.model.layers[index];
         self.collect_taps(prompt, index)?;
         let width = (spec.q_heads + 2 * spec.kv_heads) * spec.head_dim;
@@ -141,7 +139,7 @@ impl Parts {
     /// state is kept but that of the last token.
     fn collect_taps(&self, prompt: Prompt, index: usize) -> Result<(), DeviceError> {
         let (Some(head), Some(draft)) = (&self.model.head, &self.memory.draft) else { return Ok(()) };
-        let (work, memory, hidden) = (self.prefill(prompt.beside), &self.memory.prefill, self.model.spec.hidden);
+        let (work, memory, hidden) = (self.prefill(), &self.memory.prefill, self.model.spec.hidden);
         for (tap, _) in head.taps.iter().enumerate().filter(|(_, tapped)| **tapped == index) {
             for chunk in chunks(prompt.tokens, memory.chunk) {
                 let shape = GemmShape {
@@ -163,7 +161,7 @@ impl Parts {
 
     /// Norms, rotation, entries and summaries of a layer, then the copy of its entries to the host.
     fn append_prompt_layer(&self, prompt: Prompt, index: usize) -> Result<(), DeviceError> {
-        let (work, memory, spec) = (self.prefill(prompt.beside), &self.memory.prefill, &self.model.spec);
+        let (work, memory, spec) = (self.prefill(), &self.memory.prefill, &self.model.spec);
         let entry = entry_bytes(spec.head_dim);
         let attention = &self.model.layers[index].attention;
         let pair = prompt.row * spec.kv_heads;
@@ -223,14 +221,9 @@ impl Parts {
         let out = HeadRows::dense(memory.attended.address(), prompt.tokens, spec.q_heads, spec.head_dim);
         let shape = &self.programs.prefill_attention_shape;
         let params = shape.params(&self.device, &q, &k, &v, &out)?;
-        let work = self.prefill(prompt.beside);
-        // Fewer CTAs than tiles take several each.
-        let grid = match prompt.beside {
-            true => (shape.grid(&q).0.min(work.multiprocessors), 1),
-            false => shape.grid(&q),
-        };
+        let grid = shape.grid(&q);
         // SAFETY: the tensors are this prefill's activations, with room for the whole prompt.
-        unsafe { self.programs.prefill_attention.launch(work.stream, grid, &params) }
+        unsafe { self.programs.prefill_attention.launch(self.prefill().stream, grid, &params) }
     }
 
     /// Keys and values of the draft head for every position whose next token is known. Nothing else of the head survives
@@ -240,7 +233,7 @@ impl Parts {
         else {
             return Ok(());
         };
-        let (work, memory, spec) = (self.prefill(prompt.beside), &self.memory.prefill, &head.spec);
+        let (work, memory, spec) = (self.prefill(), &self.memory.prefill, &head.spec);
         let table = head.embed.as_ref().unwrap_or(&self.model.embed);
         let DeviceAttention { qkv, qkv_bias, q_norm, k_norm, .. } = &head.attention;
         for chunk in chunks(prompt.tokens - 1, memory.chunk) {
@@ -275,7 +268,7 @@ impl Parts {
     }
 
     fn queue_first_token(&self, prompt: Prompt) -> Result<(), DeviceError> {
-        let (work, memory, spec) = (self.prefill(prompt.beside), &self.memory.prefill, &self.model.spec);
+        let (work, memory, spec) = (self.prefill(), &self.memory.prefill, &self.model.spec);
         let last = memory.residual.address().offset((prompt.tokens - 1) * spec.hidden * 2);
         let normed = memory.normed.address();
         self.norm_rows(1, last, &self.model.norm, normed, spec.norm_eps)?;
