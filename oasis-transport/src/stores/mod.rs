@@ -1,6 +1,9 @@
 //! Stores: where the full KV of requests lives.
 
+mod counters;
 mod dram;
-mod slab;
+mod rules;
+mod ssd;
 
 pub use dram::Dram;
+pub use ssd::{Leftover, Ssd, SsdIo, SsdStore};

@@ -1,0 +1,119 @@
+//! Reads of scattered entries, joined where they touch.
+
+use super::folder::RequestFile;
+use super::record::Layout;
+use crate::disk::{Completion, Memory, Op, PAGE, PagePool, Transfer};
+use oasis_core::memory::{HostBytes, HostEntry};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use tokio::sync::mpsc::UnboundedSender;
+
+/// An entry that must come from the disk.
+pub(super) struct Wanted {
+    /// Its place in the answer.
+    pub index: usize,
+    pub file: Arc<RequestFile>,
+    pub layout: Layout,
+    pub record: usize,
+    pub head: usize,
+    /// What its bytes must add up to.
+    pub checksum: u64,
+}
+
+impl Wanted {
+    /// The entry in its file.
+    fn bytes(&self) -> Range<u64> {
+        let start = self.layout.record_offset(self.record) + self.layout.entry_offset(self.head) as u64;
+        start..start + self.layout.geometry.entry_bytes() as u64
+    }
+
+    /// The entry's pages.
+    fn pages(&self) -> Range<u64> {
+        let (Range { start, end }, page) = (self.bytes(), PAGE as u64);
+        start / page * page..end.next_multiple_of(page)
+    }
+}
+
+/// One read: entries of one record whose pages touch.
+pub(super) struct Read {
+    pages: Range<u64>,
+    pub entries: Vec<Wanted>,
+}
+
+/// Joins `wanted` to reads.
+pub(super) fn join(mut wanted: Vec<Wanted>) -> Vec<Read> {
+    wanted.sort_unstable_by_key(|w| (w.file.owner.generation, w.record, w.head));
+    let mut reads: Vec<Read> = Vec::new();
+    for entry in wanted {
+        let pages = entry.pages();
+        let last = reads.last_mut().filter(|read| {
+            let before = &read.entries[0];
+            before.file.owner == entry.file.owner && before.record == entry.record && pages.start <= read.pages.end
+        });
+        match last {
+            Some(read) => {
+                read.pages.end = pages.end;
+                read.entries.push(entry);
+            }
+            None => reads.push(Read { pages, entries: vec![entry] }),
+        }
+    }
+    reads
+}
+
+impl Read {
+    /// The transfer; its end is told as number `number`.
+    pub fn op(&self, number: usize, pool: &Arc<PagePool>, done: &UnboundedSender<Done>) -> Op {
+        let memory = Memory::Read(pool.take((self.pages.end - self.pages.start) as usize));
+        let transfer = Transfer::new(self.entries[0].file.file.clone(), self.pages.start, memory);
+        Op { transfer, completion: Box::new(Reader { number, done: done.clone() }) }
+    }
+
+    /// The entries out of the memory that was read, each with its place in the answer.
+    ///
+    /// # Errors
+    /// Says which file returned something else than what was written.
+    pub fn finish(self, memory: Memory, result: io::Result<usize>) -> Result<Vec<(usize, HostEntry)>, String> {
+        let file = self.entries[0].file.clone();
+        let at = |offset: u64| format!("{}, offset {offset}", file.path.display());
+        result.map_err(|error| format!("{}: {error}", at(self.pages.start)))?;
+        let Memory::Read(pages) = memory else { unreachable!("a read comes back as a read") };
+        let pages = Arc::new(pages);
+        let entry = |wanted: Wanted| {
+            let Range { start, end } = wanted.bytes();
+            let range = (start - self.pages.start) as usize..(end - self.pages.start) as usize;
+            let bytes = &pages.bytes()[range.clone()];
+            let found = wanted.layout.checksum(file.owner, wanted.record, wanted.head, bytes);
+            if found != wanted.checksum {
+                return Err(format!(
+                    "{}: expected an entry with checksum {:016x}, found {found:016x}; the disk returned other bytes than \
+                     were written",
+                    at(start),
+                    wanted.checksum
+                ));
+            }
+            Ok((wanted.index, HostEntry { memory: pages.clone(), range }))
+        };
+        self.entries.into_iter().map(entry).collect()
+    }
+}
+
+/// The end of a read: its number, its memory and how it went.
+pub(super) type Done = (usize, Memory, io::Result<usize>);
+
+struct Reader {
+    number: usize,
+    done: UnboundedSender<Done>,
+}
+
+impl Completion for Reader {
+    fn is_wanted(&self) -> bool {
+        !self.done.is_closed()
+    }
+
+    fn complete(self: Box<Self>, transfer: Transfer, result: io::Result<usize>) {
+        // Nobody listens any more when the fetch was given up; then the memory goes back to its pool here.
+        let _ = self.done.send((self.number, transfer.memory, result));
+    }
+}
