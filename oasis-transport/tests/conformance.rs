@@ -4,12 +4,12 @@ use oasis_core::config::Bytes;
 use oasis_core::memory::StoreSpec;
 use oasis_core::registry::{self, Role};
 use oasis_core::testkit;
-use oasis_transport::stores::{Dram, Ssd, SsdIo};
+use oasis_transport::stores::{Dram, Ssd, SsdIo, Tiered};
 
 /// Runs `test` on an `ssd` store in a folder of its own.
-fn with_ssd(capacity: u64, test: impl Fn(&dyn StoreSpec)) {
+fn with_ssd(capacity: u64, test: impl Fn(Ssd)) {
     let folder = tempfile::tempdir().expect("a folder for files");
-    test(&Ssd { directory: folder.path().to_owned(), capacity: Bytes(capacity), ..Ssd::default() });
+    test(Ssd { directory: folder.path().to_owned(), capacity: Bytes(capacity), ..Ssd::default() });
 }
 
 #[test]
@@ -18,12 +18,15 @@ fn every_registered_kind_passes_the_suite_of_its_role() {
     for plugin in registry::plugins().into_iter().filter(|p| p.crate_name == "oasis-transport") {
         match (plugin.role, plugin.kind) {
             // The default would claim its 64 GiB in this folder.
-            (Role::Store, "ssd") => with_ssd(64 << 20, testkit::store::conforms),
+            (Role::Store, "ssd") => with_ssd(64 << 20, |ssd| testkit::store::conforms(&ssd)),
+            (Role::Store, "tiered") => with_ssd(64 << 20, |ssd| {
+                testkit::store::conforms(&Tiered { backing: Box::new(ssd), ..Tiered::default() });
+            }),
             _ => testkit::conforms(plugin),
         }
         checked.push(format!("{} {}", plugin.role, plugin.kind));
     }
-    assert_eq!(checked, ["transport memcpy", "store dram", "store ssd"]);
+    assert_eq!(checked, ["transport memcpy", "store dram", "store ssd", "store tiered"]);
 }
 
 #[test]
@@ -57,4 +60,16 @@ fn an_ssd_store_conforms_when_it_is_small_slow_or_behind_the_page_cache() {
         ..spec.clone()
     });
     testkit::store::conforms(&Ssd { io: SsdIo::Plain, capacity: Bytes(1 << 20), ..spec });
+}
+
+#[test]
+fn a_tiered_store_conforms_whatever_is_behind_it_and_however_little_fits_in_memory() {
+    for dram in [2, 1024, 1 << 20] {
+        let backing = Box::new(Dram { capacity: Bytes(100_000) });
+        testkit::store::conforms(&Tiered { dram: Bytes(dram), staging: Bytes(dram / 2), backing });
+        with_ssd(200_000, |ssd| {
+            let backing = Box::new(ssd);
+            testkit::store::conforms(&Tiered { dram: Bytes(dram), staging: Bytes(dram / 2), backing });
+        });
+    }
 }

@@ -3,8 +3,8 @@
 use super::{Memory, Op};
 use std::collections::VecDeque;
 
-/// Reads before writes, within a depth. Writes take at most a quarter of it, and one place is always theirs, so that
-/// neither holds the other up for long.
+/// Reads before writes, within a depth. Writes take at most a quarter of it; while some wait, one place is theirs, so
+/// that neither holds the other up for long.
 pub(super) struct Queue {
     reads: VecDeque<Op>,
     writes: VecDeque<Op>,
@@ -43,7 +43,9 @@ impl Queue {
             }
             None
         };
-        if self.reading < self.depth - 1
+        let most_reads = self.depth - usize::from(!self.writes.is_empty());
+        if self.reading < most_reads
+            && self.reading + self.writing < self.depth
             && let Some(op) = wanted(&mut self.reads)
         {
             self.reading += 1;

@@ -78,8 +78,10 @@ impl Drop for Uring {
 }
 
 fn drive(mut ring: Ring<(Box<dyn Completion>, bool)>, shared: &Shared) {
+    let mut ended = Vec::new();
     loop {
         let mut state = shared.lock();
+        ended.drain(..).for_each(|is_write| state.queue.ended(is_write));
         if ring.has_rung() {
             state.is_ringing = false;
         }
@@ -96,7 +98,7 @@ fn drive(mut ring: Ring<(Box<dyn Completion>, bool)>, shared: &Shared) {
             return;
         }
         while let Some((transfer, (completion, is_write), result)) = ring.finished() {
-            shared.lock().queue.ended(is_write);
+            ended.push(is_write);
             completion.complete(transfer, result);
         }
     }

@@ -4,6 +4,8 @@ mod counters;
 mod dram;
 mod rules;
 mod ssd;
+mod tiered;
 
 pub use dram::Dram;
 pub use ssd::{Leftover, Ssd, SsdIo, SsdStore};
+pub use tiered::Tiered;

@@ -5,7 +5,7 @@ use super::read::{self, Wanted};
 use super::record::{Layout, Owner};
 use super::state::{Dirty, Live, RecordName};
 use super::write::Shared;
-use crate::disk::{self, Device, Op, PAGE, PagePool};
+use crate::disk::{self, Device, PAGE, PagePool};
 use crate::stores::counters::Counters;
 use crate::stores::rules::{self, unreserved};
 use async_trait::async_trait;
@@ -209,18 +209,18 @@ impl SsdStore {
     async fn read(&self, wanted: Vec<Wanted>, entries: &mut [Option<HostEntry>]) -> Result<(), String> {
         let (sender, mut done) = tokio::sync::mpsc::unbounded_channel();
         let reads = read::join(wanted);
-        let ops: Vec<Op> = reads.iter().enumerate().map(|(i, read)| read.op(i, &self.pool, &sender)).collect();
+        disk::submit(&self.device, read::ops(&reads, &self.pool, &sender));
         drop(sender);
-        disk::submit(&self.device, ops);
         let mut reads: Vec<_> = reads.into_iter().map(Some).collect();
-        for _ in 0..reads.len() {
-            let (number, memory, result) = done.recv().await.ok_or("the disk was given up")?;
-            let read = reads[number].take().expect("a read ends once");
-            for (index, entry) in read.finish(memory, result)? {
-                entries[index] = Some(entry);
+        while let Some(part) = done.recv().await {
+            for (number, memory, result) in part {
+                let read = reads[number].take().expect("a read ends once");
+                for (index, entry) in read.finish(memory, result)? {
+                    entries[index] = Some(entry);
+                }
             }
         }
-        Ok(())
+        if reads.iter().any(Option::is_some) { Err("the disk was given up".to_owned()) } else { Ok(()) }
     }
 }
 
