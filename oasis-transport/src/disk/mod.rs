@@ -3,6 +3,7 @@
 //! Memory that a device moves belongs to the device until the operating system is done with it, whatever becomes of
 //! those who wait for it.
 
+#[cfg(target_os = "linux")]
 mod probe;
 mod queue;
 #[cfg(target_os = "linux")]
@@ -13,8 +14,8 @@ mod uring;
 mod whole;
 
 #[cfg(target_os = "linux")]
-pub(crate) use uring::Uring;
-pub(crate) use {probe::probe, threads::Threads, whole::submit};
+pub(crate) use {probe::probe, uring::Uring};
+pub(crate) use {threads::Threads, whole::submit};
 
 use crate::slab::{Block, Slab};
 use bytemuck::{Pod, Zeroable};

@@ -96,6 +96,11 @@ impl<T> Ring<T> {
             Ok(_) => Ok(()),
             // A signal; or the kernel wants us to take what has ended before it begins more.
             Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ResourceBusy) => Ok(()),
+            // The kernel is short of memory.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Entries follow each other without gaps, so that one of a multiple of 4 KiB is read by exactly its own pages. Its
-//! checksum is not among them: a live request's checksums are in memory (8 bytes an entry), those in the record's head
-//! serve recovery. They are seeded with the entry's full name, so bytes that were written whole, but for another
-//! request, block or layout, fail like flipped ones.
+//! checksum is not among them: a live request's checksums are in memory (8 bytes an entry) and know the very bytes that
+//! were put, so that whole entries of another request or block fail like flipped bits. Those in the record's head, which
+//! names request, generation, layer, block, length and layout, serve recovery.
 //!
 //! Numbers are in the byte order of the machine; the magic number tells a foreign one.
 
@@ -74,16 +74,10 @@ impl Layout {
         self.head_bytes() + head * self.geometry.entry_bytes()
     }
 
-    /// Checksum of an entry that has this name and these bytes.
-    pub fn checksum(&self, owner: Owner, record: usize, head: usize, bytes: &[u8]) -> u64 {
-        let name = [owner.request, owner.generation, record as u64, head as u64, u64::from(LAYOUT_VERSION)];
-        XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot(bytemuck::bytes_of(&name)), bytes)
-    }
-
     /// Fills `record` with a block; the checksums of its entries.
     pub fn encode(&self, owner: Owner, number: usize, block: &[u8], record: &mut [u8]) -> Vec<u64> {
-        let entries = block.chunks_exact(self.geometry.entry_bytes()).enumerate();
-        let checksums: Vec<u64> = entries.map(|(head, entry)| self.checksum(owner, number, head, entry)).collect();
+        let entries = block.chunks_exact(self.geometry.entry_bytes());
+        let checksums: Vec<u64> = entries.map(checksum).collect();
         let (head, payload) = record.split_at_mut(self.head_bytes());
         let (bytes, padding) = payload.split_at_mut(block.len());
         bytes.copy_from_slice(block);
@@ -103,8 +97,7 @@ impl Layout {
         let checksums: Vec<u64> = list.chunks_exact(size_of::<u64>()).map(bytemuck::pod_read_unaligned).collect();
         let entries = payload.get(..self.geometry.block_bytes())?.chunks_exact(self.geometry.entry_bytes());
         let is_whole = fixed == bytemuck::bytes_of(&self.record_head(owner, number, &checksums))
-            && (entries.zip(&checksums).enumerate())
-                .all(|(head, (entry, &sum))| self.checksum(owner, number, head, entry) == sum);
+            && entries.zip(&checksums).all(|(entry, &sum)| checksum(entry) == sum);
         is_whole.then_some(checksums)
     }
 
@@ -125,6 +118,11 @@ impl Layout {
         head.checksum = XxHash3_64::oneshot(bytemuck::bytes_of(&head));
         head
     }
+}
+
+/// Checksum of an entry.
+pub(super) fn checksum(entry: &[u8]) -> u64 {
+    XxHash3_64::oneshot(entry)
 }
 
 /// Front of a record; the checksums of the entries follow.

@@ -3,7 +3,6 @@
 #[cfg(test)]
 mod tests;
 
-use super::Ssd;
 use super::counters::Counters;
 use crate::slab::{Block, Slab};
 use async_trait::async_trait;
@@ -45,7 +44,11 @@ pub struct Tiered {
 
 impl Default for Tiered {
     fn default() -> Self {
-        Self { dram: Bytes(8 << 30), staging: Bytes(256 << 20), backing: Box::new(Ssd::default()) }
+        #[cfg(unix)]
+        let backing = Box::new(super::Ssd::default());
+        #[cfg(not(unix))]
+        let backing = Box::new(super::Dram::default());
+        Self { dram: Bytes(8 << 30), staging: Bytes(256 << 20), backing }
     }
 }
 

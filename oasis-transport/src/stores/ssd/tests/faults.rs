@@ -159,7 +159,6 @@ fn a_disk_that_takes_no_writes_loses_nothing_and_goes_on_when_it_does() {
     (3..6).for_each(|block| put(&store, &LARGE, 1, 0, block).unwrap());
     settle(&store);
     (0..6).for_each(|block| check(&fetch(&store, &LARGE, 1, 0, block).unwrap(), &LARGE, 1, 0, block));
-    assert_eq!(store.buffer.available_permits(), store.buffer_pages);
 }
 
 #[test]
@@ -280,7 +279,29 @@ fn a_dropped_put_is_as_if_it_had_never_been() {
     device.plan_for(true, Fault::None);
     put(&store, &LARGE, 1, 0, 1).unwrap();
     (0..2).for_each(|block| check(&fetch(&store, &LARGE, 1, 0, block).unwrap(), &LARGE, 1, 0, block));
-    assert_eq!(store.buffer.available_permits(), store.buffer_pages);
+    settle(&store);
+}
+
+#[test]
+fn of_two_puts_of_one_block_at_a_time_one_is_refused() {
+    let folder = folder();
+    let record = Layout { geometry: LARGE, blocks: 2 }.record_bytes() as u64;
+    let (store, device) = faulty(&Ssd { write_buffer: Bytes(record), ..spec(&folder) });
+    reserve(&store, &LARGE, 1, 2);
+    device.plan_for(true, Fault::Held);
+    put(&store, &LARGE, 1, 0, 0).unwrap();
+    device.plan_for(true, Fault::None);
+    // Both are sound as long as they wait for the write buffer.
+    let contents = [5, 6].map(|seed| bytes(&LARGE, seed, 0, 1));
+    let writes = contents.each_ref().map(|bytes| [BlockWrite { block: BlockId(1), bytes }]);
+    let [first, second] = writes.each_ref().map(|write| store.put(RequestId(1), LayerId(0), write));
+    let (first, second, ()) = block_on(async { tokio::join!(first, second, async { device.let_go() }) });
+    first.unwrap();
+    assert!(matches!(second, Err(StoreError::Refused { .. })), "{second:?}");
+    check(&fetch(&store, &LARGE, 1, 0, 1).unwrap(), &LARGE, 5, 0, 1);
+    settle(&store);
+    check(&fetch(&store, &LARGE, 1, 0, 1).unwrap(), &LARGE, 5, 0, 1);
+    assert_eq!(store.usage().used, 2 * record);
 }
 
 #[test]
@@ -297,6 +318,30 @@ fn a_write_that_outlives_its_request_meets_no_other() {
     let write = BlockWrite { block: BlockId(0), bytes: &other };
     block_on(store.put(RequestId(1), LayerId(0), &[write])).unwrap();
     device.plan_for(true, Fault::None);
+    device.let_go();
+    settle(&store);
+    check(&fetch(&store, &LARGE, 1, 0, 0).unwrap(), &LARGE, 9, 0, 0);
+}
+
+#[test]
+fn late_news_of_a_write_concern_its_own_request_only() {
+    let folder = folder();
+    let (store, device) = faulty(&spec(&folder));
+    reserve(&store, &LARGE, 1, 1);
+    device.plan_for(true, Fault::Untold);
+    put(&store, &LARGE, 1, 0, 0).unwrap();
+    while device.held() == 0 {
+        std::thread::yield_now();
+    }
+    store.release(RequestId(1));
+    reserve(&store, &LARGE, 1, 1);
+    device.plan_for(true, Fault::Held);
+    let other = bytes(&LARGE, 9, 0, 0);
+    let write = BlockWrite { block: BlockId(0), bytes: &other };
+    block_on(store.put(RequestId(1), LayerId(0), &[write])).unwrap();
+    // The former write is done; the new one has not begun.
+    assert!(device.let_one_go());
+    check(&fetch(&store, &LARGE, 1, 0, 0).unwrap(), &LARGE, 9, 0, 0);
     device.let_go();
     settle(&store);
     check(&fetch(&store, &LARGE, 1, 0, 0).unwrap(), &LARGE, 9, 0, 0);

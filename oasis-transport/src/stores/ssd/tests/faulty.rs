@@ -2,6 +2,7 @@
 
 use crate::disk::{Completion, Device, Memory, Op, PAGE, PagePool, Transfer};
 use oasis_core::memory::HostBytes;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -26,14 +27,19 @@ pub enum Fault {
     Slow(Duration),
     /// It waits for [`Faulty::let_go`].
     Held,
+    /// It is done at once, but nobody is told before [`Faulty::let_go`].
+    Untold,
 }
+
+/// What goes on when it is let go.
+type Held = Mutex<VecDeque<Box<dyn FnOnce() + Send>>>;
 
 type Plan = Box<dyn FnMut(&Transfer, bool) -> Fault + Send>;
 
 pub struct Faulty {
     inner: Arc<dyn Device>,
     plan: Mutex<Plan>,
-    held: Mutex<Vec<Op>>,
+    held: Arc<Held>,
     /// Files cannot be made.
     pub is_full: AtomicBool,
     /// Offset and length of each transfer.
@@ -46,7 +52,7 @@ impl Faulty {
         Self {
             inner,
             plan: Mutex::new(plan),
-            held: Mutex::default(),
+            held: Arc::default(),
             is_full: AtomicBool::new(false),
             log: Mutex::default(),
         }
@@ -66,10 +72,15 @@ impl Faulty {
         self.held.lock().unwrap().len()
     }
 
-    /// Starts what was held.
+    /// Lets all go on that is held.
     pub fn let_go(&self) {
-        let held = std::mem::take(&mut *self.held.lock().unwrap());
-        self.inner.submit(held);
+        while self.let_one_go() {}
+    }
+
+    /// Lets go on what was held first; `false` when nothing is.
+    pub fn let_one_go(&self) -> bool {
+        let first = self.held.lock().unwrap().pop_front();
+        first.map(|go_on| go_on()).is_some()
     }
 
     fn run(&self, mut op: Op, fault: Fault) {
@@ -103,7 +114,14 @@ impl Faulty {
                     inner.submit(vec![op]);
                 });
             }
-            (Fault::Held, _) => self.held.lock().unwrap().push(op),
+            (Fault::Held, _) => {
+                let inner = self.inner.clone();
+                self.held.lock().unwrap().push_back(Box::new(move || inner.submit(vec![op])));
+            }
+            (Fault::Untold, _) => {
+                let completion = Box::new(Untold { held: self.held.clone(), inner: op.completion });
+                self.inner.submit(vec![Op { completion, ..op }]);
+            }
         }
     }
 }
@@ -140,6 +158,23 @@ impl Device for Faulty {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.inner.create(path, len)
+    }
+}
+
+/// A transfer whose end is held.
+struct Untold {
+    held: Arc<Held>,
+    inner: Box<dyn Completion>,
+}
+
+impl Completion for Untold {
+    fn is_wanted(&self) -> bool {
+        self.inner.is_wanted()
+    }
+
+    fn complete(self: Box<Self>, transfer: Transfer, result: io::Result<usize>) {
+        let Self { held, inner } = *self;
+        held.lock().unwrap().push_back(Box::new(move || inner.complete(transfer, result)));
     }
 }
 
