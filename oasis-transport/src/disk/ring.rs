@@ -52,7 +52,7 @@ impl<T> Ring<T> {
         self.slots.len() - self.free.len()
     }
 
-    /// Queues a transfer; it begins with the next [`wait`](Ring::wait).
+    /// Queues a transfer; it begins with the next [`submit`](Ring::submit) or [`wait`](Ring::wait).
     ///
     /// # Panics
     /// When `depth` transfers are in flight.
@@ -92,17 +92,15 @@ impl<T> Ring<T> {
             unsafe { self.push(&entry) };
             self.is_armed = true;
         }
-        match self.ring.submit_and_wait(1) {
-            Ok(_) => Ok(()),
-            // A signal; or the kernel wants us to take what has ended before it begins more.
-            Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ResourceBusy) => Ok(()),
-            // The kernel is short of memory.
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                std::thread::sleep(std::time::Duration::from_millis(1));
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
+        sound(self.ring.submit_and_wait(1))
+    }
+
+    /// Begins what was queued.
+    ///
+    /// # Errors
+    /// As those of [`wait`](Ring::wait).
+    pub fn submit(&mut self) -> io::Result<()> {
+        sound(self.ring.submit())
     }
 
     /// A transfer that ended, with the bytes that were moved.
@@ -129,6 +127,21 @@ impl<T> Ring<T> {
     unsafe fn push(&mut self, entry: &io_uring::squeue::Entry) {
         // SAFETY: The caller's promise.
         unsafe { self.ring.submission().push(entry) }.expect("the queue has a place for every slot and the bell");
+    }
+}
+
+/// What the kernel answers, without the errors that pass.
+fn sound(answer: io::Result<usize>) -> io::Result<()> {
+    match answer {
+        Ok(_) => Ok(()),
+        // A signal; or the kernel wants us to take what has ended before it begins more.
+        Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ResourceBusy) => Ok(()),
+        // The kernel is short of memory.
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            Ok(())
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::queue::Queue;
 use super::ring::Ring;
-use super::{Completion, Device, Op};
+use super::{Completion, Device, Op, Transfer};
 use std::io::{self, PipeWriter, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -77,29 +77,42 @@ impl Drop for Uring {
     }
 }
 
-fn drive(mut ring: Ring<(Box<dyn Completion>, bool)>, shared: &Shared) {
-    let mut ended = Vec::new();
+/// Who is told of the end, and whether it is a write.
+type Tag = (Box<dyn Completion>, bool);
+
+fn drive(mut ring: Ring<Tag>, shared: &Shared) {
+    if let Err(error) = run(&mut ring, shared) {
+        tracing::error!("io_uring: expected transfers to end, found {error}; the disk is given up");
+        shared.lock().queue.stop();
+    }
+}
+
+fn run(ring: &mut Ring<Tag>, shared: &Shared) -> io::Result<()> {
+    let mut finished: Vec<(Transfer, Tag, io::Result<usize>)> = Vec::new();
     loop {
         let mut state = shared.lock();
-        ended.drain(..).for_each(|is_write| state.queue.ended(is_write));
         if ring.has_rung() {
             state.is_ringing = false;
+        }
+        for (_, (_, is_write), _) in &finished {
+            state.queue.ended(*is_write);
         }
         while let Some((Op { transfer, completion }, is_write)) = state.queue.pop() {
             ring.start(transfer, (completion, is_write));
         }
-        if state.queue.is_stopped() && ring.in_flight() == 0 {
-            return;
-        }
+        let is_over = state.queue.is_stopped() && ring.in_flight() == 0;
         drop(state);
-        if let Err(error) = ring.wait() {
-            tracing::error!("io_uring: expected transfers to end, found {error}; the disk is given up");
-            shared.lock().queue.stop();
-            return;
+        if !finished.is_empty() {
+            // The disk works on while others are told.
+            ring.submit()?;
+            for (transfer, (completion, _), result) in finished.drain(..) {
+                completion.complete(transfer, result);
+            }
         }
-        while let Some((transfer, (completion, is_write), result)) = ring.finished() {
-            ended.push(is_write);
-            completion.complete(transfer, result);
+        if is_over {
+            return Ok(());
         }
+        ring.wait()?;
+        finished.extend(std::iter::from_fn(|| ring.finished()));
     }
 }
