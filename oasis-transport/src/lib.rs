@@ -2,5 +2,8 @@
 //!
 //! A program that wants them by name links this crate: `use oasis_transport as _;`.
 
+#[cfg(unix)]
+pub mod disk;
+mod slab;
 pub mod stores;
 pub mod transports;

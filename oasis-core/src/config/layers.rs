@@ -300,16 +300,24 @@ fn merge<'a>(name: &str, layers: impl Iterator<Item = &'a Layer>, defaults: &Tab
                 );
                 return Err(with_nearest(error, key, known).from_origin(Some(&layer.origin)));
             }
-            let default = &merged[key].0;
-            // A whole number is fine where a fraction is expected.
-            let value = match (default, value) {
+            let value = match (&merged[key].0, value) {
+                // A whole number is fine where a fraction is expected.
                 (Value::Float(_), Value::Integer(i)) => Value::Float(*i as f64),
-                _ => value.clone(),
+                (Value::Table(below), Value::Table(above)) => Value::Table(merge_part(below, above)),
+                (_, value) => value.clone(),
             };
             merged.insert(key.clone(), (value, layer.origin.clone()));
         }
     }
     Ok(merged)
+}
+
+/// A part within a section: fields of the same kind are kept, those of another kind dropped.
+fn merge_part(below: &Table, above: &Table) -> Table {
+    let is_other = above.get("kind").is_some_and(|kind| below.get("kind") != Some(kind));
+    let mut part = if is_other { Table::new() } else { below.clone() };
+    part.extend(above.clone());
+    part
 }
 
 /// Finds the value that cannot be read: the defaults can, so each value is tried alone among them.

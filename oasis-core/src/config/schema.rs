@@ -54,6 +54,8 @@ fn properties(defaults: &Value) -> Map<String, Value> {
                 // Sizes and budgets may also be words: "8GiB", "all".
                 Value::Number(n) if n.is_u64() => json!(["integer", "string"]),
                 Value::Number(_) => json!("number"),
+                // A part within a section; its kind decides what is in it.
+                Value::Object(_) => json!("object"),
                 _ => json!(["string", "integer"]),
             };
             (key.clone(), json!({"type": kind, "default": default}))

@@ -45,6 +45,13 @@ stand_in!("dram", StoreSpec, Dram { capacity: Bytes = Bytes(8 << 30) }, () -> Ar
     Arc::new(MapStore::default())
 });
 
+stand_in!(
+    "two-level",
+    StoreSpec,
+    TwoLevel { size: usize = 1, backing: Box<dyn StoreSpec> = Box::new(Dram::default()) },
+    () -> Arc<dyn KvStore> { Arc::new(MapStore::default()) }
+);
+
 fn file(text: &str) -> Layer {
     Layer::file("run.toml", text).unwrap()
 }
@@ -159,6 +166,22 @@ fn a_layer_that_switches_the_kind_drops_the_other_kinds_fields() {
     let back = Resolved::new(&[lru.clone(), set("selector.kind=fetch-all"), set("selector.kind=capped-lru")]).unwrap();
     assert_eq!(explain(&back, "selector.fetch_ratio"), "0.5 (run.toml)");
     assert_eq!(error(&[lru, set("selector.kind=fetch-all"), set("selector.sinks=1")]).key, "selector.sinks");
+}
+
+#[test]
+fn fields_of_a_part_within_a_section_are_set_one_by_one() {
+    let kind = set("store.kind=two-level");
+    let backing = |layers: &[Layer]| explain(&Resolved::new(layers).unwrap(), "store.backing");
+    assert!(backing(&[kind.clone()]).starts_with("{ capacity = \"8.0 GiB\", kind = \"dram\" }"));
+    let small = set("store.backing.capacity=1MiB");
+    assert!(backing(&[kind.clone(), small.clone()]).starts_with("{ capacity = \"1MiB\", kind = \"dram\" }"));
+    let other = set("store.backing.kind=two-level");
+    assert!(backing(&[kind.clone(), small, other.clone()]).starts_with("{ kind = \"two-level\" }"));
+    let inner = set("store.backing.backing.kind=dram");
+    assert!(backing(&[kind.clone(), other, inner]).contains("backing = { kind = \"dram\" }"));
+    let wrong = error(&[kind, set("store.backing.capacity=much")]);
+    assert_eq!(wrong.key, "store.backing");
+    assert_eq!(wrong.origin.unwrap().to_string(), "argument --set store.backing.capacity=much");
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod transport;
 
 pub use device::{LayerCache, Resident, Summaries, Tail};
 pub use store::{
-    BlockWrite, EntryKey, FetchedEntries, HostBytes, HostEntry, KvStore, Reservation, StoreError, StoreSpec, StoreUsage,
+    BlockWrite, EntryKey, FetchedEntries, HostBytes, HostEntry, KvStore, Reservation, StoreError, StoreMetrics,
+    StoreSpec, StoreUsage,
 };
 pub use transport::{DeviceLink, EntryCopy, EntryTarget, Transport, TransportSpec};

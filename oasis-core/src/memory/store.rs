@@ -6,6 +6,7 @@ use crate::policy::SpecError;
 use async_trait::async_trait;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Name of one entry: keys and values of one block and one KV head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -94,6 +95,17 @@ pub struct StoreUsage {
     pub requests: usize,
 }
 
+/// What fetches have cost so far, in a store with a fast and a slow medium.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreMetrics {
+    /// Entries that were in host memory when they were asked for.
+    pub hits: u64,
+    /// Entries that came from the slow medium.
+    pub misses: u64,
+    /// Time that fetches waited for the slow medium, added up over fetches that ran at the same time.
+    pub stall: Duration,
+}
+
 /// Why a store operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -134,6 +146,11 @@ pub enum StoreError {
 pub trait KvStore: Send + Sync {
     /// Capacity and use.
     fn usage(&self) -> StoreUsage;
+
+    /// What fetches have cost so far; zeros where all KV is in host memory.
+    fn metrics(&self) -> StoreMetrics {
+        StoreMetrics::default()
+    }
 
     /// Sets aside space for `blocks` blocks of every layer.
     fn reserve(&self, request: RequestId, geometry: &KvGeometry, blocks: usize) -> Reservation;

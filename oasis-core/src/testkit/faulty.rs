@@ -4,7 +4,8 @@ use super::Random;
 use crate::geometry::KvGeometry;
 use crate::ids::{LayerId, RequestId};
 use crate::memory::{
-    BlockWrite, EntryCopy, EntryKey, FetchedEntries, KvStore, Reservation, StoreError, StoreUsage, Transport,
+    BlockWrite, EntryCopy, EntryKey, FetchedEntries, KvStore, Reservation, StoreError, StoreMetrics, StoreUsage,
+    Transport,
 };
 use async_trait::async_trait;
 use std::collections::BTreeSet;
@@ -81,6 +82,10 @@ fn medium(operation: &'static str) -> impl Fn(u64) -> StoreError {
 impl KvStore for FaultyStore {
     fn usage(&self) -> StoreUsage {
         self.inner.usage()
+    }
+
+    fn metrics(&self) -> StoreMetrics {
+        self.inner.metrics()
     }
 
     fn reserve(&self, request: RequestId, geometry: &KvGeometry, blocks: usize) -> Reservation {

@@ -1,6 +1,7 @@
 //! `dram`: blocks in host memory.
 
-use super::slab::{Block, Slab};
+use super::rules::{self, unreserved};
+use crate::slab::{Block, Slab};
 use async_trait::async_trait;
 use oasis_core::config::Bytes;
 use oasis_core::geometry::KvGeometry;
@@ -10,7 +11,7 @@ use oasis_core::memory::{
 };
 use oasis_core::policy::SpecError;
 use serde::{Deserialize, Serialize};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Keeps blocks in ordinary host memory. A fetch lends the blocks themselves: nothing is copied.
@@ -77,23 +78,8 @@ struct Reserved {
 
 impl Reserved {
     fn check(&self, request: RequestId, layer: LayerId, writes: &[BlockWrite<'_>]) -> Result<(), StoreError> {
-        let mut seen = HashSet::new();
-        for &BlockWrite { block, bytes } in writes {
-            let expected = self.geometry.block_bytes();
-            let problem = if layer.index() >= self.geometry.layers {
-                format!("expected a layer below {}", self.geometry.layers)
-            } else if block.index() >= self.blocks {
-                format!("expected a block of the {} that are reserved", self.blocks)
-            } else if bytes.len() != expected {
-                format!("expected {expected} bytes, found {}", bytes.len())
-            } else if self.written.contains_key(&(layer, block)) || !seen.insert(block) {
-                "is in the store already, and blocks never change".to_owned()
-            } else {
-                continue;
-            };
-            return Err(StoreError::Refused { request, layer, block, problem });
-        }
-        Ok(())
+        let exists = |block| self.written.contains_key(&(layer, block));
+        rules::check(&self.geometry, self.blocks, request, layer, writes, exists)
     }
 
     fn entry(&self, key: EntryKey) -> Option<HostEntry> {
@@ -111,11 +97,6 @@ impl DramStore {
     fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn unreserved(request: RequestId, layer: LayerId, blocks: &[BlockWrite<'_>]) -> StoreError {
-    let block = blocks.first().map_or(BlockId(0), |write| write.block);
-    StoreError::Refused { request, layer, block, problem: "the request has no reservation".to_owned() }
 }
 
 #[async_trait]
