@@ -38,9 +38,12 @@ fn run(model: &Arc<CpuModel>, budget: usize, settings: &[&str]) -> (Vec<Vec<u32>
     (logits(&mut executor, &prompt(model)), executor)
 }
 
-/// Notes the blocks that layer and step attend to, beside the tail.
+/// A layer of a step, how many blocks were complete, and those of the first KV head that were resident.
+type Seen = (LayerId, usize, Vec<BlockId>);
+
+/// Notes what every layer and step attends to, beside the tail.
 #[derive(Clone, Default)]
-struct Residents(Arc<Mutex<Vec<(LayerId, usize, Vec<BlockId>)>>>);
+struct Residents(Arc<Mutex<Vec<Seen>>>);
 
 impl StepObserver for Residents {
     fn layer(&mut self, view: &LayerView<'_>) {
@@ -50,7 +53,7 @@ impl StepObserver for Residents {
     }
 }
 
-fn residents(model: &Arc<CpuModel>, budget: usize, settings: &[&str]) -> Vec<(LayerId, usize, Vec<BlockId>)> {
+fn residents(model: &Arc<CpuModel>, budget: usize, settings: &[&str]) -> Vec<Seen> {
     let mut executor = sparse(model, budget, settings, Tracer::default());
     let seen = Residents::default();
     executor.set_observer(Some(Box::new(seen.clone())));

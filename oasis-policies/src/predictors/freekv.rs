@@ -22,7 +22,7 @@ pub struct FreeKv {
     /// Last complete blocks of the context that are always wanted.
     pub recent: usize,
     /// Cosine similarity of adjacent queries below which the choice is corrected, -1 to 1.
-    pub min_similarity: f32,
+    pub min_similarity: f64,
 }
 
 impl Default for FreeKv {
@@ -43,7 +43,7 @@ oasis_core::register! {
             }
             let kept = Kept { sinks: self.sinks, recent: self.recent };
             let mut ranker = ScoreRanker::new(QuerySource::Current, self.aggregate, kept);
-            ranker.correction = Some(Correction { min_similarity });
+            ranker.correction = Some(Correction { min_similarity: min_similarity as f32 });
             Ok(Box::new(ranker))
         }
     }
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn an_impossible_similarity_is_named_with_a_hint() {
-        for min_similarity in [-1.1, 1.1, f32::NAN] {
+        for min_similarity in [-1.1, 1.1, f64::NAN] {
             let error = FreeKv { min_similarity, ..FreeKv::default() }.build().err().expect("no cosine is so large");
             assert_eq!(error.field, "min_similarity");
             assert!(error.hint.is_some());

@@ -15,7 +15,7 @@ pub struct Hysteresis {
     /// Admissions a step as a part of the working set, 0 to 1; 0 admits nothing.
     pub fetch_ratio: f64,
     /// Gain below which nothing moves, as a part of the range of wanted scores, 0 to 1; 0 is `capped-lru`.
-    pub margin: f32,
+    pub margin: f64,
 }
 
 impl Default for Hysteresis {
@@ -42,15 +42,15 @@ oasis_core::register! {
 
 struct HysteresisSelector {
     fetch_ratio: f64,
-    margin: f32,
+    margin: f64,
 }
 
 impl HysteresisSelector {
     /// The score from which on a miss may push a resident out. Infinite scores, of blocks that are always wanted, do not
     /// count.
-    fn threshold(&self, want: &[RankedBlock]) -> f32 {
-        let mut finite = want.iter().map(|w| w.score).filter(|score| score.is_finite());
-        let Some(best) = finite.next() else { return f32::NEG_INFINITY };
+    fn threshold(&self, want: &[RankedBlock]) -> f64 {
+        let mut finite = want.iter().map(|w| f64::from(w.score)).filter(|score| score.is_finite());
+        let Some(best) = finite.next() else { return f64::NEG_INFINITY };
         let worst = finite.next_back().unwrap_or(best);
         worst + self.margin * (best - worst)
     }
@@ -64,7 +64,7 @@ impl Selector for HysteresisSelector {
     fn plan(&mut self, batch: &SelectBatch<'_>, plan: &mut TransferPlan) {
         let admissible = |misses: &[RankedBlock], free: usize, want: &[RankedBlock]| {
             let threshold = self.threshold(want);
-            let is_gain = |miss: &RankedBlock| self.margin == 0.0 || miss.score >= threshold;
+            let is_gain = |miss: &RankedBlock| self.margin == 0.0 || f64::from(miss.score) >= threshold;
             misses.iter().enumerate().take_while(|(index, miss)| *index < free || is_gain(miss)).count()
         };
         pair_by(batch, plan, |slots| self.cap(slots), |have, want| have.victims(want), admissible);
@@ -79,7 +79,7 @@ mod tests {
     use oasis_core::working_set::{Admission, Ranking, WorkingSet};
 
     /// Blocks admitted to a set of `slots` slots that holds blocks 90, 91, ... in all but `free` of them.
-    fn admitted(margin: f32, scores: &[f32], slots: u32, free: u32) -> Vec<u32> {
+    fn admitted(margin: f64, scores: &[f32], slots: u32, free: u32) -> Vec<u32> {
         let head = KvHead(0);
         let mut have = WorkingSet::new(1, slots as usize);
         for slot in free..slots {
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn an_impossible_margin_is_named_with_a_hint() {
-        for margin in [-0.1, 1.1, f32::NAN] {
+        for margin in [-0.1, 1.1, f64::NAN] {
             let error = Hysteresis { fetch_ratio: 0.1, margin }.build().err().expect("no such part of a range");
             assert!(error.field == "margin" && error.hint.is_some());
         }

@@ -19,12 +19,12 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields, default)]
 pub struct ShadowKv {
     /// Cosine similarity of a key with its block's mean below which the block is an outlier; -1 has none.
-    pub outlier_similarity: f32,
+    pub outlier_similarity: f64,
 }
 
 impl Default for ShadowKv {
     fn default() -> Self {
-        Self { outlier_similarity: 0.0 }
+        Self { outlier_similarity: 0.2 }
     }
 }
 
@@ -38,7 +38,7 @@ oasis_core::register! {
                 return Err(SpecError::new("outlier_similarity", "a number from -1 to 1", outlier_similarity)
                     .hint("it is a cosine: -1 has no outliers, 1 almost nothing else"));
             }
-            Ok(Box::new(Landmarks { outlier_similarity }))
+            Ok(Box::new(Landmarks { outlier_similarity: outlier_similarity as f32 }))
         }
     }
 }
@@ -98,7 +98,7 @@ mod tests {
 
     const SHAPE: HeadShape = HeadShape { group: 1, head_dim: 2, block_tokens: 2 };
 
-    fn scores(outlier_similarity: f32, keys: &[f32], query: &[f32]) -> Vec<f32> {
+    fn scores(outlier_similarity: f64, keys: &[f32], query: &[f32]) -> Vec<f32> {
         let summarizer = ShadowKv { outlier_similarity }.build(SHAPE).unwrap();
         let blocks = keys.len() / 4;
         let mut rows = vec![0; blocks * 3];
