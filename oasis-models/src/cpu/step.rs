@@ -180,7 +180,6 @@ impl CpuExecutor {
         self.tracer.record(Track::Foreground, "qkv", layer, step, start);
         let row = |index: usize| &qkv[index * shape.qkv_width()..][..shape.qkv_width()];
 
-        self.observe(step, layer, members, &|index| shape.split(row(index)).0);
         let source = self.sparse_at(layer).map(|s| s.pipeline.query_source());
         let own_query = |m: &Member| shape.split(row(m.rows.start)).0;
         let chosen: Vec<bool> = members.iter_mut().map(|m| self.chooses_now(layer, m, own_query(m))).collect();
@@ -193,6 +192,7 @@ impl CpuExecutor {
         if chosen.contains(&true) {
             self.collect(layer, members);
         }
+        self.observe(step, layer, members, &|index| shape.split(row(index)).0);
         // A member that a stage failed for may have a full tail still, and takes no further part in what outlives the step.
         for member in members.iter_mut().filter(|m| m.error.is_none()) {
             let (_, key, value) = shape.split(row(member.rows.start));
