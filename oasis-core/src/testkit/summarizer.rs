@@ -32,7 +32,12 @@ pub fn bounds_every_key(spec: &dyn SummarizerSpec) {
         let summarizer = build(spec, shape);
         let block = shape.block_tokens * shape.head_dim;
         let keys: Vec<f32> = (0..4).flat_map(|_| hostile_floats(random, block)).collect();
-        let query = hostile_floats(random, shape.head_dim);
+        // A query along a key is where a volume that is too small shows.
+        let along = random.below(keys.len() / shape.head_dim) * shape.head_dim;
+        let query = match random.one_in(2) {
+            true => keys[along..along + shape.head_dim].to_vec(),
+            false => hostile_floats(random, shape.head_dim),
+        };
         let rows = summarize(&*summarizer, shape, &keys);
         let scores = score(&*summarizer, shape, Aggregate::Sum, &query, &rows);
         for (index, keys) in keys.chunks_exact(block).enumerate() {
