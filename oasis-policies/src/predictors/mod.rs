@@ -68,7 +68,8 @@ impl Predictor for ScoreRanker {
 
     fn by_score(&self) -> Option<Aggregate> {
         let Kept { sinks, recent } = self.kept;
-        let is_usual = sinks + recent == 0 && self.correction.is_none() && self.source != QuerySource::PreviousLayer;
+        let is_usual =
+            (sinks, recent) == (0, 0) && self.correction.is_none() && self.source != QuerySource::PreviousLayer;
         is_usual.then_some(self.aggregate)
     }
 
