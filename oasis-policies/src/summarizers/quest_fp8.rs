@@ -56,7 +56,7 @@ impl Summarizer for QuestFp8Summarizer {
     }
 }
 
-/// A row: its scale as a float, then one byte a coordinate, from the low byte of a word up.
+/// A row: its scale as a float, then one byte a coordinate.
 fn row_words(head_dim: usize) -> usize {
     1 + head_dim.div_ceil(4)
 }
@@ -90,7 +90,7 @@ fn encode(values: &[f32], up: bool, row: &mut [u32]) {
         if up != negative && f64::from(magnitude(code)) < size {
             code += 1;
         }
-        codes[index / 4] |= (code | u32::from(negative) << 7) << (index % 4 * 8);
+        bytemuck::cast_slice_mut::<u32, u8>(codes)[index] = code as u8 | u8::from(negative) << 7;
     }
 }
 
@@ -132,12 +132,9 @@ impl Code for E4m3 {
         let rows = words.chunks_exact(row_words(self.head_dim));
         for (row, values) in rows.zip(scratch.chunks_exact_mut(self.head_dim)) {
             let scale = f32::from_bits(row[0]);
-            for (&word, values) in row[1..].iter().zip(values.chunks_mut(4)) {
-                for (byte, value) in values.iter_mut().enumerate() {
-                    let code = word >> (8 * byte);
-                    let sign = (code & 0x80) << 24;
-                    *value = f32::from_bits((magnitude(code) * scale).to_bits() | sign);
-                }
+            for (value, &code) in values.iter_mut().zip(bytemuck::cast_slice::<u32, u8>(&row[1..])) {
+                let sign = u32::from(code & 0x80) << 24;
+                *value = f32::from_bits((magnitude(code.into()) * scale).to_bits() | sign);
             }
         }
         scratch

@@ -167,10 +167,15 @@ impl Code for Int4 {
         for (row, values) in rows.zip(scratch.chunks_exact_mut(self.head_dim)) {
             for (words, values) in row.chunks(1 + GROUP / PER_WORD).zip(values.chunks_mut(GROUP)) {
                 let grid = Grid::from_word(words[0]);
-                for (&word, values) in words[1..].iter().zip(values.chunks_mut(PER_WORD)) {
-                    for (index, value) in values.iter_mut().enumerate() {
+                let (full, rest) = values.as_chunks_mut::<PER_WORD>();
+                // Whole words apart, so that their loop has a fixed length.
+                for (&word, values) in words[1..].iter().zip(full) {
+                    for (index, value) in (0..).zip(values) {
                         *value = grid.value(word >> (4 * index) & 0xf);
                     }
+                }
+                for (index, value) in (0..).zip(rest) {
+                    *value = grid.value(words[words.len() - 1] >> (4 * index) & 0xf);
                 }
             }
         }
