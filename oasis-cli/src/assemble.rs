@@ -4,7 +4,7 @@ pub mod cuda;
 
 use crate::error::{CliError, CliResult};
 use crate::progress::Progress;
-use oasis_core::config::{Budget, Config, ConfigError, DeviceKind, Resolved, WeightDtype};
+use oasis_core::config::{Budget, Config, ConfigError, DeviceKind, KvConfig, Resolved, WeightDtype};
 use oasis_core::executor::Executor;
 use oasis_core::geometry::{KvDtype, KvGeometry};
 use oasis_core::memory::{KvStore, Transport};
@@ -42,12 +42,21 @@ pub struct Policies {
 }
 
 impl Policies {
-    fn residency(self, budget: Budget) -> Residency {
+    fn residency(self, kv: &KvConfig) -> Residency {
         let Self { summarizer, predictor, selector, transport, store } = self;
-        match budget {
+        match kv.budget_blocks {
             Budget::All => Residency::Dense,
             Budget::Blocks(budget_blocks) => {
-                Residency::Sparse(SparseParts { budget_blocks, summarizer, predictor, selector, transport, store })
+                let dense_layers = kv.dense_layers;
+                Residency::Sparse(SparseParts {
+                    budget_blocks,
+                    dense_layers,
+                    summarizer,
+                    predictor,
+                    selector,
+                    transport,
+                    store,
+                })
             }
         }
     }
@@ -214,7 +223,7 @@ pub fn start_executor(
     policies: Policies,
     tracer: Tracer,
 ) -> CliResult<CpuExecutor> {
-    let executor = CpuExecutor::new(weights, policies.residency(config.kv.budget_blocks), cpu_options(config), tracer)?;
+    let executor = CpuExecutor::new(weights, policies.residency(&config.kv), cpu_options(config), tracer)?;
     let info = executor.info();
     tracing::info!(device = %info.device, budget = %config.kv.budget_blocks, cap = info.cap, "executor started");
     Ok(executor)

@@ -75,7 +75,7 @@ pub struct PluginInfo {
     pub crate_name: &'static str,
     /// Version of that crate.
     pub version: &'static str,
-    /// Whether it brings device code; without it a GPU run goes through the host.
+    /// Whether a GPU runs it by itself, as it is by default: by device code, or because the kernels know it.
     pub device_code: bool,
     /// Its fields with their defaults, as a table without `kind`.
     pub defaults: fn() -> Result<toml::Table, toml::ser::Error>,

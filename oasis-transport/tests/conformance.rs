@@ -26,7 +26,17 @@ fn every_registered_kind_passes_the_suite_of_its_role() {
         }
         checked.push(format!("{} {}", plugin.role, plugin.kind));
     }
-    assert_eq!(checked, ["transport memcpy", "store dram", "store ssd", "store tiered"]);
+    assert_eq!(
+        checked,
+        [
+            "transport memcpy",
+            "transport pcie-copy-engine",
+            "transport pcie-uva",
+            "store dram",
+            "store ssd",
+            "store tiered"
+        ]
+    );
 }
 
 #[test]

@@ -56,6 +56,7 @@ pub fn parts(model: &CpuModel, budget_blocks: usize, block_tokens: usize, settin
         oasis_core::geometry::HeadShape { group: spec.q_heads / spec.kv_heads, head_dim: spec.head_dim, block_tokens };
     SparseParts {
         budget_blocks,
+        dense_layers: config.kv.dense_layers,
         summarizer: Arc::from(config.summarizer.build(shape).unwrap()),
         predictor: config.predictor.build().unwrap(),
         selector: config.selector.build().unwrap(),

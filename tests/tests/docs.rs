@@ -239,7 +239,7 @@ fn the_worked_example_of_selection_is_what_capped_lru_plans() {
     want.set(0, head, ranked.collect());
 
     let mut plan = TransferPlan::new(1, 1);
-    let batch = SelectBatch { layer: LayerId(0), want: &want, requests: &[SelectRequest { have: &have }] };
+    let batch = SelectBatch { layer: LayerId(0), want: &want, requests: &[SelectRequest { have: &have }], link: None };
     CappedLru { fetch_ratio: 0.25 }.build().unwrap().plan(&batch, &mut plan);
     let pair = |block, slot| Admission { block: BlockId(block), slot: SlotId(slot) };
     assert_eq!(plan.head(0, head), [pair(33, 3), pair(61, 6)]);

@@ -86,6 +86,11 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
         let DeviceCode { name, source } = code.ok_or_else(|| without(role, "with device code"))?;
         Ok(SourceFile { name, text: source })
     };
+    if config.kv.dense_layers > 0 {
+        let error = ConfigError::new("kv.dense_layers", "0 on a CUDA device", config.kv.dense_layers)
+            .hint("device.kind = \"cpu\" runs dense layers");
+        return Err(resolved.locate(error).into());
+    }
     let source = predictor.query_source();
     if source == QuerySource::Draft && !has_head {
         let error =

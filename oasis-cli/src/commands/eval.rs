@@ -5,6 +5,7 @@ use crate::args::ModelArgs;
 use crate::assemble;
 use crate::error::{CliError, CliResult};
 use crate::eval::agreement::{self, AgreementReport, Window};
+use crate::eval::coverage;
 use crate::eval::recall::{self, Contender, Recall, Score};
 use crate::eval::tasks::{self, Task};
 use crate::progress::Progress;
@@ -33,6 +34,8 @@ enum Measure {
     Recall(RecallArgs),
     /// Share of the next step's own top-K that the draft query predicts, layer by layer
     Agreement(AgreementArgs),
+    /// Share of dense attention's weight that lies on what is resident, policy by policy
+    Coverage(CoverageArgs),
 }
 
 #[derive(Debug, Args)]
@@ -59,8 +62,9 @@ struct RecallArgs {
     model: ModelArgs,
 }
 
+/// Contexts and what follows them.
 #[derive(Debug, Args)]
-struct AgreementArgs {
+struct WindowArgs {
     /// Text to decode along [default: the embedded tasks and their answers]
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -73,6 +77,26 @@ struct AgreementArgs {
     /// Windows of the text, or tasks
     #[arg(long, value_name = "N", default_value_t = 8)]
     windows: usize,
+}
+
+#[derive(Debug, Args)]
+struct CoverageArgs {
+    #[command(flatten)]
+    windows: WindowArgs,
+    /// A further policy, such as selector.fetch_ratio=0.1,predictor.kind=last-query; may be repeated
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    with: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+struct AgreementArgs {
+    #[command(flatten)]
+    windows: WindowArgs,
     /// Decode along the model's own greedy continuation of each window's context
     #[arg(long, requires = "file")]
     greedy: bool,
@@ -101,6 +125,7 @@ pub fn run(args: &EvalArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResu
     match &args.measure {
         Measure::Recall(args) => run_recall(args, global, out),
         Measure::Agreement(args) => run_agreement(args, global, out),
+        Measure::Coverage(args) => run_coverage(args, global, out),
     }
 }
 
@@ -157,6 +182,39 @@ fn choose<T: Clone + Ord + std::fmt::Display>(
     Ok(if asked.is_empty() { there.into_iter().collect() } else { asked.to_vec() })
 }
 
+fn run_coverage(args: &CoverageArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
+    let arguments = args.model.layers()?;
+    let resolved = resolve(global, arguments.clone())?;
+    assemble::check_device(&resolved.config)?;
+    let budget = budget(&resolved)?;
+    let model = assemble::open_model(&resolved.config)?;
+    let text = ModelText::new(&model.checkpoint)?;
+    let windows = args.windows.read(&text, model.checkpoint.spec().max_positions)?;
+    let setting = Recall {
+        global,
+        arguments: &arguments,
+        model: &model,
+        weights: assemble::load_model(&resolved.config, &model)?,
+        text,
+        prefill_chunk: resolved.config.engine.prefill_chunk,
+    };
+    let mut contenders = Contender::defaults();
+    contenders.extend(args.with.iter().map(|text| Contender::parse(text)));
+    let bar = Progress::parts("decoding");
+    let options = assemble::cpu_options(&resolved.config);
+    let coverage = coverage::measure(&setting, &contenders, options, &windows, |done| {
+        bar.set(done as u64, windows.len() as u64);
+    })?;
+    bar.clear();
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &coverage)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", coverage::render(&coverage, &windows, budget))?;
+    }
+    Ok(())
+}
+
 fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
     // The measure's own setting: the draft query's choice is what the working set becomes.
     let mut layers = args.model.layers()?;
@@ -168,17 +226,7 @@ fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write)
     let budget = budget(&resolved)?;
     let model = assemble::open_model(&resolved.config)?;
     let text = ModelText::new(&model.checkpoint)?;
-    let mut windows = match &args.file {
-        Some(path) => text_windows(args, path, &text)?,
-        None => task_windows(args, &text)?,
-    };
-    let limit = model.checkpoint.spec().max_positions;
-    if let Some(longest) = windows.iter().map(|w| w.context.len() + w.forced.len()).max().filter(|l| *l > limit) {
-        return Err(CliError::input(
-            format!("the contexts: expected at most {limit} tokens with the steps, found {longest}"),
-            "lower --context or --steps",
-        ));
-    }
+    let mut windows = args.windows.read(&text, model.checkpoint.spec().max_positions)?;
     let policies = assemble::build_policies(&resolved, &model)?;
     let weights = assemble::load_model(&resolved.config, &model)?;
     let mut executor = assemble::start_executor(&resolved.config, weights.clone(), policies, Tracer::default())?;
@@ -217,35 +265,52 @@ fn budget(resolved: &Resolved) -> CliResult<usize> {
     match resolved.config.kv.budget_blocks {
         Budget::Blocks(blocks) => Ok(blocks),
         Budget::All => {
-            let error = ConfigError::new("kv.budget_blocks", "a number of blocks: agreement compares choices", "all");
+            let error = ConfigError::new("kv.budget_blocks", "a number of blocks: choices are compared", "all");
             Err(resolved.locate(error).into())
         }
     }
 }
 
-fn text_windows(args: &AgreementArgs, path: &PathBuf, text: &ModelText<'_>) -> CliResult<Vec<Window>> {
-    let prose = std::fs::read_to_string(path).map_err(|error| {
-        CliError::Input(format!("--file {}: expected readable UTF-8 text, found: {error}", path.display()))
-    })?;
-    Window::cut(&text.encode(&prose)?, args.context.unwrap_or(4096), args.steps, args.windows)
-}
+impl WindowArgs {
+    /// The windows, none longer than `limit` tokens.
+    fn read(&self, text: &ModelText<'_>, limit: usize) -> CliResult<Vec<Window>> {
+        let windows = match &self.file {
+            Some(path) => self.of_text(path, text)?,
+            None => self.of_tasks(text)?,
+        };
+        if let Some(longest) = windows.iter().map(|w| w.context.len() + w.forced.len()).max().filter(|l| *l > limit) {
+            return Err(CliError::input(
+                format!("the contexts: expected at most {limit} tokens with the steps, found {longest}"),
+                "lower --context or --steps",
+            ));
+        }
+        Ok(windows)
+    }
 
-/// One window a task: its prompt, then its answer.
-fn task_windows(args: &AgreementArgs, text: &ModelText<'_>) -> CliResult<Vec<Window>> {
-    let tasks = tasks::read(None)?;
-    let asked: Vec<usize> = args.context.into_iter().collect();
-    let length = *choose("--context", &asked, tasks.iter().map(|t| t.length))?.last().expect("there are tasks");
-    // In turn over the kinds of task, as the file has several of each kind in a row.
-    let mut of_length: Vec<&Task> = tasks.iter().filter(|task| task.length == length).collect();
-    of_length.sort_by_key(|task| task.id.rsplit('-').next().and_then(|n| n.parse::<usize>().ok()));
-    let end: Vec<TokenId> = text.stop_tokens().into_iter().take(1).collect();
-    of_length
-        .into_iter()
-        .take(args.windows)
-        .map(|task| {
-            let context = text.encode_chat(None, task.question())?;
-            let forced = text.encode(&task.answer)?.into_iter().chain(end.iter().copied()).collect();
-            Ok(Window { context, forced })
-        })
-        .collect()
+    fn of_text(&self, path: &PathBuf, text: &ModelText<'_>) -> CliResult<Vec<Window>> {
+        let prose = std::fs::read_to_string(path).map_err(|error| {
+            CliError::Input(format!("--file {}: expected readable UTF-8 text, found: {error}", path.display()))
+        })?;
+        Window::cut(&text.encode(&prose)?, self.context.unwrap_or(4096), self.steps, self.windows)
+    }
+
+    /// One window a task: its prompt, then its answer.
+    fn of_tasks(&self, text: &ModelText<'_>) -> CliResult<Vec<Window>> {
+        let tasks = tasks::read(None)?;
+        let asked: Vec<usize> = self.context.into_iter().collect();
+        let length = *choose("--context", &asked, tasks.iter().map(|t| t.length))?.last().expect("there are tasks");
+        // In turn over the kinds of task, as the file has several of each kind in a row.
+        let mut of_length: Vec<&Task> = tasks.iter().filter(|task| task.length == length).collect();
+        of_length.sort_by_key(|task| task.id.rsplit('-').next().and_then(|n| n.parse::<usize>().ok()));
+        let end: Vec<TokenId> = text.stop_tokens().into_iter().take(1).collect();
+        of_length
+            .into_iter()
+            .take(self.windows)
+            .map(|task| {
+                let context = text.encode_chat(None, task.question())?;
+                let forced = text.encode(&task.answer)?.into_iter().chain(end.iter().copied()).collect();
+                Ok(Window { context, forced })
+            })
+            .collect()
+    }
 }

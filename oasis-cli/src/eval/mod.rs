@@ -1,6 +1,7 @@
 //! Measurements of policies on real models.
 
 pub mod agreement;
+pub mod coverage;
 pub mod meter;
 pub mod recall;
 pub mod tasks;

@@ -46,7 +46,16 @@ impl Contender {
         rows.into_iter().map(|(name, settings)| Self { name: name.to_owned(), settings: owned(settings) }).collect()
     }
 
-    fn executor(&self, recall: &Recall<'_>) -> CliResult<CpuExecutor> {
+    /// What it is called in tables.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// An executor with its settings over those of `recall`.
+    ///
+    /// # Errors
+    /// When a setting is wrong.
+    pub fn executor(&self, recall: &Recall<'_>) -> CliResult<CpuExecutor> {
         let mut layers = recall.arguments.to_vec();
         for setting in &self.settings {
             layers.push(Layer::assignment(setting, setting)?);

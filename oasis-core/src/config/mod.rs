@@ -80,11 +80,13 @@ pub struct KvConfig {
     pub block_tokens: usize,
     /// Blocks per KV head on the device, K, or `all` for dense decoding.
     pub budget_blocks: Budget,
+    /// First layers that keep every block on the device.
+    pub dense_layers: usize,
 }
 
 impl Default for KvConfig {
     fn default() -> Self {
-        Self { block_tokens: 16, budget_blocks: Budget::Blocks(128) }
+        Self { block_tokens: 16, budget_blocks: Budget::Blocks(128), dense_layers: 0 }
     }
 }
 

@@ -86,7 +86,7 @@ fn later_layers_win_and_every_value_knows_its_origin() {
     assert_eq!(explain(&resolved, "selector.sinks"), "3 (run.toml)");
     assert_eq!(explain(&resolved, "selector.kind"), "\"capped-lru\" (default)");
     assert_eq!(explain(&resolved, "engine.max_batch"), "8 (default)");
-    assert_eq!(resolved.config.kv, KvConfig { block_tokens: 8, budget_blocks: Budget::Blocks(10) });
+    assert_eq!(resolved.config.kv, KvConfig { block_tokens: 8, budget_blocks: Budget::Blocks(10), dense_layers: 0 });
 }
 
 #[test]

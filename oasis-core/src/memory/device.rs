@@ -10,17 +10,27 @@ use crate::working_set::WorkingSet;
 pub struct Summaries {
     capacity: usize,
     blocks: usize,
-    /// Elements of one block's summary.
+    /// Words of one block's summary.
     width: usize,
-    /// `[kv_heads][capacity][rows][head_dim]`
-    rows: Vec<f32>,
+    /// `[kv_heads][capacity][rows_per_block][row_words]`
+    rows: Vec<u32>,
 }
 
 impl Summaries {
-    /// Room for `capacity` blocks of `rows_per_block` rows.
-    pub fn new(geometry: &KvGeometry, rows_per_block: usize, capacity: usize) -> Self {
-        let width = rows_per_block * geometry.head_dim;
-        Self { capacity, blocks: 0, width, rows: vec![0.0; geometry.kv_heads * capacity * width] }
+    /// Room for the summaries of `capacity` blocks by `summarizer`.
+    pub fn new(geometry: &KvGeometry, summarizer: &dyn Summarizer, capacity: usize) -> Self {
+        let width = Self::block_words(geometry, summarizer);
+        Self { capacity, blocks: 0, width, rows: vec![0; geometry.kv_heads * capacity * width] }
+    }
+
+    /// No summaries and no room for any: of a layer that keeps every block.
+    pub fn none() -> Self {
+        Self { capacity: 0, blocks: 0, width: 0, rows: Vec::new() }
+    }
+
+    /// 32-bit words of one block's summary in one KV head.
+    pub fn block_words(geometry: &KvGeometry, summarizer: &dyn Summarizer) -> usize {
+        summarizer.rows_per_block() * summarizer.row_words(geometry.head_shape())
     }
 
     /// Blocks summarised so far.
@@ -33,8 +43,8 @@ impl Summaries {
         size_of_val(self.rows.as_slice()) as u64
     }
 
-    /// Summaries of the first `blocks` blocks of one KV head, `[blocks][rows][head_dim]`.
-    pub fn head(&self, head: KvHead, blocks: usize) -> &[f32] {
+    /// Summaries of the first `blocks` blocks of one KV head, `[blocks][rows_per_block][row_words]`.
+    pub fn head(&self, head: KvHead, blocks: usize) -> &[u32] {
         let start = head.index() * self.capacity * self.width;
         &self.rows[start..start + blocks * self.width]
     }

@@ -6,6 +6,7 @@
 //! slots when attention has read them, and before the same layer's attention of the next step it waits for that layer
 //! alone.
 
+mod link;
 mod metrics;
 mod predict;
 mod select;
@@ -21,8 +22,9 @@ pub use transfer::{Offload, OffloadBlocks};
 use crate::geometry::KvGeometry;
 use crate::ids::{LayerId, RequestId, Step};
 use crate::memory::{EntryKey, FetchedEntries, KvStore, LayerCache, Resident, StoreError, Summaries, Transport};
-use crate::policy::{Predictor, QuerySource, Selector, Summarizer};
+use crate::policy::{Correction, Predictor, QuerySource, Selector, Summarizer};
 use crate::working_set::Ranking;
+use link::LinkMeter;
 use metrics::Meter;
 use predict::PredictStage;
 use select::{SelectMessage, SelectStage};
@@ -118,6 +120,7 @@ pub struct LayerDone {
 /// The coordinator: owns the three workers and what is in flight.
 pub struct Pipeline {
     query_source: QuerySource,
+    correction: Option<Correction>,
     cap: usize,
     predict: Worker<PredictTask>,
     select: Worker<SelectMessage>,
@@ -136,6 +139,8 @@ impl Pipeline {
     /// When the operating system gives no thread.
     pub fn start(parts: PipelineParts) -> std::io::Result<Self> {
         let query_source = parts.predictor.query_source();
+        let correction = parts.predictor.correction();
+        let link = Arc::new(LinkMeter::default());
         let cap = parts.selector.cap(parts.budget).min(parts.budget);
         let meter = Arc::new(Meter::default());
         let (home, done): (Vec<Sender<LayerDone>>, _) = (0..parts.geometry.layers).map(|_| channel()).unzip();
@@ -143,13 +148,14 @@ impl Pipeline {
 
         let transfer = {
             let (meter, tracer) = stages();
-            let mut stage = TransferStage::new(parts.geometry, parts.transport, parts.store, home, tracer)?;
+            let mut stage =
+                TransferStage::new(parts.geometry, parts.transport, parts.store, home, tracer, link.clone())?;
             Worker::start(Stage::Transfer, meter, parts.priority, move |message| stage.run(message))?
         };
         let select = {
             let (meter, tracer) = stages();
             let next = transfer.sender();
-            let mut stage = SelectStage::new(parts.geometry.kv_heads, parts.budget, parts.selector, tracer, next);
+            let mut stage = SelectStage::new(parts.geometry.kv_heads, parts.budget, parts.selector, tracer, next, link);
             Worker::start(Stage::Select, meter, parts.priority, move |message| stage.run(message))?
         };
         let predict = {
@@ -160,12 +166,28 @@ impl Pipeline {
             Worker::start(Stage::Predict, meter, parts.priority, move |task| stage.run(task))?
         };
         let in_flight = vec![false; parts.geometry.layers];
-        Ok(Self { query_source, cap, predict, select, transfer, done, in_flight, meter, tracer: parts.tracer })
+        Ok(Self {
+            query_source,
+            correction,
+            cap,
+            predict,
+            select,
+            transfer,
+            done,
+            in_flight,
+            meter,
+            tracer: parts.tracer,
+        })
     }
 
     /// Whose query the predictor wants.
     pub fn query_source(&self) -> QuerySource {
         self.query_source
+    }
+
+    /// When a choice that the predictor makes ahead is made again.
+    pub fn correction(&self) -> Option<Correction> {
+        self.correction
     }
 
     /// Most admissions a KV head and step, C.

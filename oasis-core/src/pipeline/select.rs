@@ -2,12 +2,14 @@
 
 use crate::ids::{BlockId, KvHead, LayerId, RequestId, SlotId, Step};
 use crate::memory::{LayerCache, Resident, Summaries};
+use crate::pipeline::link::LinkMeter;
 use crate::pipeline::stage::{Queue, Stage, StageError, guarded};
 use crate::pipeline::transfer::{TransferMember, TransferMessage, TransferTask};
 use crate::pipeline::{SelectTask, Tracer, Track};
 use crate::policy::{SelectBatch, SelectRequest, Selector};
 use crate::working_set::{Admission, Ranking, TransferPlan};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A layer's ranking, with the summaries on their way home.
@@ -28,6 +30,7 @@ pub(super) struct SelectStage {
     selector: Box<dyn Selector>,
     tracer: Tracer,
     next: Queue<TransferMessage>,
+    link: Arc<LinkMeter>,
     /// Layers of which one half has arrived.
     waiting: HashMap<LayerId, SelectMessage>,
 }
@@ -39,9 +42,10 @@ impl SelectStage {
         selector: Box<dyn Selector>,
         tracer: Tracer,
         next: Queue<TransferMessage>,
+        link: Arc<LinkMeter>,
     ) -> Self {
         let cap = selector.cap(budget).min(budget);
-        Self { kv_heads, cap, selector, tracer, next, waiting: HashMap::new() }
+        Self { kv_heads, cap, selector, tracer, next, link, waiting: HashMap::new() }
     }
 
     /// Takes one half of a layer's work; `true` when it was the second and the layer was planned.
@@ -113,10 +117,12 @@ impl SelectStage {
             }
         }
 
+        self.link.selecting(layer, step, Instant::now());
+        let link = self.link.rate();
         let mut plan = TransferPlan::new(members.len(), self.kv_heads);
         guarded(Stage::Select, || {
             let requests: Vec<_> = members.iter().map(|m| SelectRequest { have: &m.cache.resident.set }).collect();
-            self.selector.plan(&SelectBatch { layer, want, requests: &requests }, &mut plan);
+            self.selector.plan(&SelectBatch { layer, want, requests: &requests, link }, &mut plan);
         })?;
         for (index, member) in members.iter_mut().enumerate() {
             plan.check(index, want, &member.cache.resident.set, self.cap)?;

@@ -5,6 +5,7 @@ use crate::ids::{BlockId, KvHead, LayerId, RequestId, SlotId, Step};
 use crate::memory::{
     BlockWrite, EntryCopy, EntryKey, EntryTarget, FetchedEntries, KvStore, LayerCache, StoreError, Transport,
 };
+use crate::pipeline::link::LinkMeter;
 use crate::pipeline::stage::{Stage, StageError, guarded};
 use crate::pipeline::{LayerDone, Returned, Tracer, Track};
 use crate::working_set::{Admission, Ranking};
@@ -96,6 +97,7 @@ pub(super) struct TransferStage {
     /// One mailbox a layer.
     home: Vec<Sender<LayerDone>>,
     tracer: Tracer,
+    link: Arc<LinkMeter>,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -106,9 +108,10 @@ impl TransferStage {
         store: Arc<dyn KvStore>,
         home: Vec<Sender<LayerDone>>,
         tracer: Tracer,
+        link: Arc<LinkMeter>,
     ) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Self { geometry, transport, store, home, tracer, runtime })
+        Ok(Self { geometry, transport, store, home, tracer, link, runtime })
     }
 
     /// Runs one message; `true` when it was a layer of a decode step.
@@ -219,6 +222,7 @@ impl TransferStage {
         if keys.is_empty() {
             return Ok(());
         }
+        let start = Instant::now();
         let fetched = self.runtime.block_on(self.store.fetch(&keys))?;
         let mut sources = fetched.entries.iter();
         let mut copies = Vec::with_capacity(keys.len());
@@ -231,6 +235,8 @@ impl TransferStage {
                 }
             }
         }
-        self.runtime.block_on(self.transport.gather(&mut copies))
+        self.runtime.block_on(self.transport.gather(&mut copies))?;
+        self.link.carried(keys.len(), start.elapsed());
+        Ok(())
     }
 }

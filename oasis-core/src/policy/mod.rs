@@ -9,8 +9,10 @@ mod predictor;
 mod selector;
 mod summarizer;
 
-pub use predictor::{PredictBatch, PredictRequest, Predictor, PredictorSpec, QuerySource, rank_by_score};
-pub use selector::{SelectBatch, SelectRequest, Selector, SelectorSpec};
+pub use predictor::{
+    Correction, PredictBatch, PredictRequest, Predictor, PredictorSpec, QuerySource, rank_adjusted, rank_by_score,
+};
+pub use selector::{LinkRate, SelectBatch, SelectRequest, Selector, SelectorSpec};
 pub use summarizer::{Aggregate, ScoreTask, SummarizeTask, Summarizer, SummarizerSpec};
 
 /// CUDA C++ source that an executor composes into its kernels.

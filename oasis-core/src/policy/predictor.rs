@@ -17,6 +17,34 @@ pub enum QuerySource {
     Current,
     /// The normal token's query of this step, before its own attention: selection and transfer are waited for.
     Exact,
+    /// What the normal token's query of this step would be if the layer had the input of the layer before: selection
+    /// and transfer run beside that layer, and are waited for. The first sparse layer uses its own query, as with `Exact`.
+    PreviousLayer,
+}
+
+/// When a choice that was made ahead is made again, by the very query that will attend.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Correction {
+    /// Cosine similarity of a KV head's queries in adjacent steps, mean over the group, below which it is.
+    pub min_similarity: f32,
+}
+
+impl Correction {
+    /// Whether the queries of any KV head have turned away from those of the step before, `[kv_heads][group][head_dim]`
+    /// each. Queries without a direction, zero or NaN, have.
+    pub fn is_due(self, shape: HeadShape, before: &[f32], now: &[f32]) -> bool {
+        let group = shape.group * shape.head_dim;
+        (before.chunks_exact(group).zip(now.chunks_exact(group))).any(|(before, now)| {
+            let heads = before.chunks_exact(shape.head_dim).zip(now.chunks_exact(shape.head_dim));
+            let similarity = heads.map(|(a, b)| cosine(a, b)).sum::<f32>() / shape.group as f32;
+            similarity.is_nan() || similarity < self.min_similarity
+        })
+    }
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    let dot = |a: &[f32], b: &[f32]| -> f32 { a.iter().zip(b).map(|(x, y)| x * y).sum() };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
 /// One request's part of a prediction.
@@ -51,9 +79,14 @@ pub trait Predictor: Send {
     /// Whose query the ranking is made with.
     fn query_source(&self) -> QuerySource;
 
-    /// How the scores of a group are joined, where the ranking is the usual one, [`rank_by_score`]: a device can then make
-    /// it by itself.
+    /// How the scores of a group are joined, where the ranking is the usual one, [`rank_by_score`], made once a layer and
+    /// step with a query of that layer: a device can then make it by itself.
     fn by_score(&self) -> Option<Aggregate> {
+        None
+    }
+
+    /// When a choice by [`QuerySource::Current`] is made again before attention; `None` is never.
+    fn correction(&self) -> Option<Correction> {
         None
     }
 
@@ -75,6 +108,17 @@ pub trait PredictorSpec: std::fmt::Debug + Send + Sync {
 ///
 /// `scores` is scratch, kept by the caller between calls.
 pub fn rank_by_score(batch: &PredictBatch<'_>, aggregate: Aggregate, scores: &mut Vec<f32>, ranking: &mut Ranking) {
+    rank_adjusted(batch, aggregate, scores, |_| (), ranking);
+}
+
+/// As [`rank_by_score`], with the scores of each KV head, `[blocks]`, passed through `adjust` before they are ranked.
+pub fn rank_adjusted(
+    batch: &PredictBatch<'_>,
+    aggregate: Aggregate,
+    scores: &mut Vec<f32>,
+    mut adjust: impl FnMut(&mut [f32]),
+    ranking: &mut Ranking,
+) {
     let heads = ranking.kv_heads();
     let query_elements = batch.shape.group * batch.shape.head_dim;
     scores.clear();
@@ -95,12 +139,34 @@ pub fn rank_by_score(batch: &PredictBatch<'_>, aggregate: Aggregate, scores: &mu
     }
     batch.summarizer.score(batch.shape, aggregate, &mut tasks);
 
-    let mut rest = scores.as_slice();
+    let mut rest = scores.as_mut_slice();
     for (index, request) in batch.requests.iter().enumerate() {
         for head in 0..heads {
-            let (scores, tail) = rest.split_at(request.blocks);
+            let (scores, tail) = rest.split_at_mut(request.blocks);
             rest = tail;
+            adjust(scores);
             ranking.set(index, KvHead::from(head), top_k(scores, batch.budget));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_corrected_when_any_head_turns_away() {
+        let shape = HeadShape { group: 2, head_dim: 2, block_tokens: 1 };
+        let correction = Correction { min_similarity: 0.6 };
+        let before = [1.0, 0.0, 1.0, 0.0, /* head 1 */ 0.0, 2.0, 0.0, 2.0];
+        // Length plays no part.
+        assert!(!correction.is_due(shape, &before, &before.map(|q| 3.0 * q)));
+        // Half of a group's queries at a right angle: the mean is 0.5.
+        let mut now = before;
+        now[6..].copy_from_slice(&[2.0, 0.0]);
+        assert!(correction.is_due(shape, &before, &now));
+        assert!(!Correction { min_similarity: 0.4 }.is_due(shape, &before, &now));
+        now[6..].copy_from_slice(&[0.0, 0.0]);
+        assert!(correction.is_due(shape, &before, &now));
     }
 }

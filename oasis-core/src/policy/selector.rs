@@ -3,11 +3,22 @@
 use super::{DeviceCode, SpecError};
 use crate::ids::LayerId;
 use crate::working_set::{Ranking, TransferPlan, WorkingSet};
+use std::time::Duration;
 
 /// One request's part of a selection.
 pub struct SelectRequest<'a> {
     /// What is resident, after this step's promotion.
     pub have: &'a WorkingSet,
+}
+
+/// What the link has carried lately and how fast, both measured, with older values weighing less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkRate {
+    /// Time that one entry takes, from the store to its slot, when several are fetched together.
+    pub entry: Duration,
+    /// Time from one layer's selection to the next one's within a step: the pipeline keeps up as long as a layer's
+    /// transfer takes no longer (paper, section 4.2.2).
+    pub interval: Duration,
 }
 
 /// A selection for one layer and the whole batch.
@@ -18,6 +29,8 @@ pub struct SelectBatch<'a> {
     pub want: &'a Ranking,
     /// Requests of the batch, in the ranking's order.
     pub requests: &'a [SelectRequest<'a>],
+    /// How fast the link has been; `None` until something has been measured, and where nothing is.
+    pub link: Option<LinkRate>,
 }
 
 /// Plans which wanted blocks enter the working set.

@@ -1,4 +1,7 @@
 //! Summaries: a few rows that stand for a block's keys on the device.
+//!
+//! Rows are 32-bit words, which a summarizer fills as it likes: with one float a coordinate, several narrow numbers a
+//! word, or scales beside them.
 
 use super::{DeviceCode, SpecError};
 use crate::geometry::HeadShape;
@@ -19,16 +22,16 @@ pub enum Aggregate {
 pub struct SummarizeTask<'a> {
     /// Keys after RoPE, `[blocks][block_tokens][head_dim]` of one KV head, every token valid.
     pub keys: &'a [f32],
-    /// Receives `[blocks][rows_per_block][head_dim]`.
-    pub rows: &'a mut [f32],
+    /// Receives `[blocks][rows_per_block][row_words]`.
+    pub rows: &'a mut [u32],
 }
 
 /// One group query to be scored against the summaries of one KV head.
 pub struct ScoreTask<'a> {
     /// Queries after RoPE, `[group][head_dim]`.
     pub query: &'a [f32],
-    /// Summaries `[blocks][rows_per_block][head_dim]`.
-    pub summaries: &'a [f32],
+    /// Summaries `[blocks][rows_per_block][row_words]`.
+    pub summaries: &'a [u32],
     /// Receives one score a block, `[blocks]`.
     pub scores: &'a mut [f32],
 }
@@ -41,8 +44,13 @@ pub struct ScoreTask<'a> {
 /// - `score` writes one score a block, larger meaning more wanted, and is deterministic. A score of NaN ranks last.
 /// - No row is ever made from a partial block or from the draft token.
 pub trait Summarizer: Send + Sync {
-    /// Summary rows of one block, each `head_dim` wide; at least 1.
+    /// Summary rows of one block; at least 1.
     fn rows_per_block(&self) -> usize;
+
+    /// 32-bit words of one row; at least 1. The default is one float a coordinate.
+    fn row_words(&self, shape: HeadShape) -> usize {
+        shape.head_dim
+    }
 
     /// Summarises complete blocks.
     fn summarize(&self, shape: HeadShape, tasks: &mut [SummarizeTask<'_>]);

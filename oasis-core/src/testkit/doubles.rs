@@ -26,7 +26,9 @@ impl Summarizer for FirstKey {
     fn summarize(&self, shape: HeadShape, tasks: &mut [SummarizeTask<'_>]) {
         for task in tasks {
             let blocks = task.keys.chunks_exact(shape.block_tokens * shape.head_dim);
-            for (row, keys) in task.rows.chunks_exact_mut(shape.head_dim).zip(blocks) {
+            for (row, keys) in
+                bytemuck::cast_slice_mut::<u32, f32>(task.rows).chunks_exact_mut(shape.head_dim).zip(blocks)
+            {
                 row.copy_from_slice(&keys[..shape.head_dim]);
             }
         }
@@ -34,7 +36,8 @@ impl Summarizer for FirstKey {
 
     fn score(&self, shape: HeadShape, _aggregate: Aggregate, tasks: &mut [ScoreTask<'_>]) {
         for task in tasks {
-            for (score, row) in task.scores.iter_mut().zip(task.summaries.chunks_exact(shape.head_dim)) {
+            let rows = bytemuck::cast_slice::<u32, f32>(task.summaries).chunks_exact(shape.head_dim);
+            for (score, row) in task.scores.iter_mut().zip(rows) {
                 let dot = |query: &[f32]| -> f32 { query.iter().zip(row).map(|(q, k)| q * k).sum() };
                 *score = task.query.chunks_exact(shape.head_dim).map(dot).sum();
             }

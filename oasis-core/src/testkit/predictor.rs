@@ -58,7 +58,7 @@ impl Request {
         if random.one_in(3) && elements > 0 {
             keys[0][random.below(elements)] = f32::NAN;
         }
-        let mut summaries = Summaries::new(&geometry, 1, summarised);
+        let mut summaries = Summaries::new(&geometry, &FirstKey, summarised);
         summaries.append(&geometry, &FirstKey, keys.iter().map(Vec::as_slice));
         let query = random.floats(geometry.q_heads * geometry.head_dim);
         // The last block may not be complete when the predicted step runs.

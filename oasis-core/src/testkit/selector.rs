@@ -2,13 +2,14 @@
 
 use super::{Random, for_all};
 use crate::ids::{BlockId, KvHead, LayerId, SlotId, Step};
-use crate::policy::{SelectBatch, SelectRequest, Selector, SelectorSpec};
+use crate::policy::{LinkRate, SelectBatch, SelectRequest, Selector, SelectorSpec};
 use crate::working_set::{Admission, HeadSet, RankedBlock, Ranking, TransferPlan, WorkingSet, top_k};
 use std::collections::HashSet;
+use std::time::Duration;
 
 /// Checks the obligations of [`Selector`] on random working sets and rankings: at most C admissions a head, each a
 /// wanted block that is not resident, none twice, each in a slot of its own that is free or holds an unwanted block;
-/// the same arguments give the same plan. K runs from 1 to above the number of blocks; rankings may be empty, shorter
+/// the same arguments, the speed of the link among them, give the same plan. K runs from 1 to above the number of blocks; rankings may be empty, shorter
 /// than K and full of ties.
 ///
 /// # Panics
@@ -28,7 +29,7 @@ pub fn conforms(spec: &dyn SelectorSpec) {
         assert_eq!(case.plan(&mut *selector), plan, "the same arguments give another plan");
         assert_eq!(case.plan(&mut *build(spec)), plan, "a fresh selector gives another plan");
     });
-    let nothing = SelectCase { slots: 4, want: Ranking::new(0, 2), have: Vec::new() };
+    let nothing = SelectCase { slots: 4, want: Ranking::new(0, 2), have: Vec::new(), link: None };
     assert!(nothing.plan(&mut *build(spec)).is_empty());
 }
 
@@ -84,13 +85,14 @@ struct SelectCase {
     slots: usize,
     want: Ranking,
     have: Vec<WorkingSet>,
+    link: Option<LinkRate>,
 }
 
 impl SelectCase {
     fn random(random: &mut Random) -> Self {
         let (slots, kv_heads) = (random.pick(&[1, 2, 3, 8, 20, 40]), random.within(1, 3));
         let requests = random.within(1, 3);
-        let mut case = Self { slots, want: Ranking::new(requests, kv_heads), have: Vec::new() };
+        let mut case = Self { slots, want: Ranking::new(requests, kv_heads), have: Vec::new(), link: None };
         for request in 0..requests {
             let mut have = WorkingSet::new(kv_heads, slots);
             for head in (0..kv_heads).map(KvHead::from) {
@@ -104,13 +106,24 @@ impl SelectCase {
             }
             case.have.push(have);
         }
+        for have in &mut case.have {
+            for step in (5..5 + random.below(4) as u64).map(Step) {
+                let wanted = (0..30).filter(|_| random.one_in(2)).map(BlockId::from).collect();
+                have.touch(KvHead::from(random.below(kv_heads)), &wanted, step);
+            }
+        }
+        case.link = (!random.one_in(3)).then(|| LinkRate {
+            entry: Duration::from_nanos(random.below(5000) as u64),
+            interval: Duration::from_nanos(random.below(100_000) as u64),
+        });
         case
     }
 
     fn plan(&self, selector: &mut dyn Selector) -> TransferPlan {
         let requests: Vec<_> = self.have.iter().map(|have| SelectRequest { have }).collect();
         let mut plan = TransferPlan::new(requests.len(), self.want.kv_heads());
-        selector.plan(&SelectBatch { layer: LayerId(0), want: &self.want, requests: &requests }, &mut plan);
+        let batch = SelectBatch { layer: LayerId(0), want: &self.want, requests: &requests, link: self.link };
+        selector.plan(&batch, &mut plan);
         plan
     }
 }

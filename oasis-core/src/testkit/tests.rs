@@ -116,12 +116,12 @@ impl Summarizer for BrokenSummarizer {
     }
 
     fn summarize(&self, shape: HeadShape, tasks: &mut [SummarizeTask<'_>]) {
-        let old: Vec<f32> = tasks.iter().filter_map(|t| t.rows.last().copied()).collect();
+        let old: Vec<u32> = tasks.iter().filter_map(|t| t.rows.last().copied()).collect();
         FirstKey.summarize(shape, tasks);
         for (task, old) in tasks.iter_mut().zip(old) {
             match (self.0.as_str(), task.rows.last_mut()) {
                 ("leaves old", Some(last)) => *last = old,
-                ("mixes blocks", Some(last)) => *last = task.keys.iter().sum(),
+                ("mixes blocks", Some(last)) => *last = task.keys.iter().sum::<f32>().to_bits(),
                 _ => {}
             }
         }

@@ -4,11 +4,17 @@ use super::{block_on, for_all};
 use crate::memory::{EntryCopy, EntryTarget, Transport, TransportSpec};
 
 /// Checks the obligations of [`Transport`] between two host memories: every byte arrives, call after call, and a target
-/// of another size than its source is refused. For transports that reach host memory.
+/// of another size than its source is refused. A transport that a device carries out by itself is none between two host
+/// memories: it must say so, with a hint.
 ///
 /// # Panics
 /// When an obligation is broken.
 pub fn conforms(spec: &dyn TransportSpec) {
+    if spec.device_link().is_some() {
+        let refusal = spec.build().err().unwrap_or_else(|| panic!("{spec:?}: opened without its device"));
+        assert!(refusal.hint.is_some(), "{refusal}: says nothing of what to do");
+        return;
+    }
     let mut transport = spec.build().unwrap_or_else(|error| panic!("{spec:?} does not open: {error}"));
     for_all(60, |random| {
         let sizes: Vec<usize> = (0..random.below(9)).map(|_| random.pick(&[0, 1, 7, 64, 512, 8192])).collect();

@@ -1,4 +1,4 @@
-//! Which block each slot holds and when it was last wanted.
+//! Which block each slot holds, when it was last wanted and how often.
 
 use crate::ids::{BlockId, KvHead, SlotId, Step};
 use crate::working_set::{Admission, BlockSet};
@@ -11,6 +11,8 @@ pub struct WorkingSet {
     blocks: Vec<Option<BlockId>>,
     /// `[kv_heads][slots]`
     last_selected: Vec<Step>,
+    /// `[kv_heads][slots]`
+    times_selected: Vec<u32>,
 }
 
 /// Slots of one KV head.
@@ -20,6 +22,8 @@ pub struct HeadSet<'a> {
     pub blocks: &'a [Option<BlockId>],
     /// Step that last wanted the slot's block, `[slots]`.
     pub last_selected: &'a [Step],
+    /// Steps that have wanted the slot's block since it was placed there, that one included, `[slots]`.
+    pub times_selected: &'a [u32],
 }
 
 impl HeadSet<'_> {
@@ -50,7 +54,13 @@ impl HeadSet<'_> {
 impl WorkingSet {
     /// `slots` free slots for each of `kv_heads` KV heads.
     pub fn new(kv_heads: usize, slots: usize) -> Self {
-        Self { slots, blocks: vec![None; kv_heads * slots], last_selected: vec![Step(0); kv_heads * slots] }
+        let places = kv_heads * slots;
+        Self {
+            slots,
+            blocks: vec![None; places],
+            last_selected: vec![Step(0); places],
+            times_selected: vec![0; places],
+        }
     }
 
     /// Slots of one KV head.
@@ -66,7 +76,11 @@ impl WorkingSet {
     /// Slots of one KV head.
     pub fn head(&self, head: KvHead) -> HeadSet<'_> {
         let range = head.index() * self.slots..(head.index() + 1) * self.slots;
-        HeadSet { blocks: &self.blocks[range.clone()], last_selected: &self.last_selected[range] }
+        HeadSet {
+            blocks: &self.blocks[range.clone()],
+            last_selected: &self.last_selected[range.clone()],
+            times_selected: &self.times_selected[range],
+        }
     }
 
     /// Whether no slot of any head holds a block.
@@ -77,9 +91,13 @@ impl WorkingSet {
     /// Records that `step` wanted the resident ones of `want`.
     pub fn touch(&mut self, head: KvHead, want: &BlockSet, step: Step) {
         let range = head.index() * self.slots..(head.index() + 1) * self.slots;
-        for (block, last) in self.blocks[range.clone()].iter().zip(&mut self.last_selected[range]) {
-            if block.is_some_and(|block| want.contains(block)) {
-                *last = step;
+        for place in range {
+            if self.blocks[place].is_some_and(|block| want.contains(block)) {
+                // Placed by this very step: counted already.
+                if self.last_selected[place] != step {
+                    self.times_selected[place] = self.times_selected[place].saturating_add(1);
+                }
+                self.last_selected[place] = step;
             }
         }
     }
@@ -89,6 +107,7 @@ impl WorkingSet {
         let index = head.index() * self.slots + admission.slot.index();
         self.blocks[index] = Some(admission.block);
         self.last_selected[index] = step;
+        self.times_selected[index] = 1;
     }
 
     /// Slot that a just completed tail block is promoted to: a free one, else the least recently wanted of those whose
@@ -132,5 +151,7 @@ mod tests {
         let mut set = set(&[Some(4), Some(6)], &[1, 1]);
         set.touch(KvHead(0), &[BlockId(6)].into_iter().collect(), Step(9));
         assert_eq!(set.head(KvHead(0)).last_selected, [Step(1), Step(9)]);
+        set.touch(KvHead(0), &[BlockId(4), BlockId(6)].into_iter().collect(), Step(9));
+        assert_eq!(set.head(KvHead(0)).times_selected, [2, 2], "a step counts once");
     }
 }

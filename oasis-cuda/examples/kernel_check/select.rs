@@ -111,7 +111,7 @@ impl Oracle {
         }
         let mut plan = TransferPlan::new(1, 1);
         let requests = [SelectRequest { have: &self.set }];
-        self.selector.plan(&SelectBatch { layer: LayerId(0), want: &want, requests: &requests }, &mut plan);
+        self.selector.plan(&SelectBatch { layer: LayerId(0), want: &want, requests: &requests, link: None }, &mut plan);
         admissions.extend(plan.head(0, head));
         plan.head(0, head).iter().for_each(|admission| self.set.place(head, *admission, step));
 

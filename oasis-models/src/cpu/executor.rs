@@ -13,7 +13,7 @@ use oasis_core::executor::{
 };
 use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{LayerId, RequestId, TokenId};
-use oasis_core::memory::{KvStore, Reservation, Transport};
+use oasis_core::memory::{KvStore, Reservation, Summaries, Transport};
 use oasis_core::pipeline::{Pipeline, PipelineParts, Tracer, WorkerPriority};
 use oasis_core::policy::{Predictor, QuerySource, Selector, Summarizer};
 use oasis_core::sampling::SamplingParams;
@@ -32,6 +32,8 @@ pub enum Residency {
 pub struct SparseParts {
     /// Blocks per KV head on the device, K.
     pub budget_blocks: usize,
+    /// First layers that keep every block on the device, and have neither summaries nor background stages.
+    pub dense_layers: usize,
     /// Summarises blocks.
     pub summarizer: Arc<dyn Summarizer>,
     /// Ranks them.
@@ -70,6 +72,7 @@ pub(super) struct Counters {
 /// What sparse decoding adds to an executor.
 pub(super) struct Sparse {
     pub pipeline: Pipeline,
+    pub dense_layers: usize,
     pub summarizer: Arc<dyn Summarizer>,
     pub store: Arc<dyn KvStore>,
 }
@@ -124,6 +127,7 @@ impl CpuExecutor {
         let (mut sparse, mut budget_blocks, mut drafts) = (None, None, false);
         if let Residency::Sparse(SparseParts {
             budget_blocks: budget,
+            dense_layers,
             summarizer,
             predictor,
             selector,
@@ -151,7 +155,7 @@ impl CpuExecutor {
                 tracer,
             };
             let pipeline = Pipeline::start(parts).context("starting the pipeline's workers")?;
-            sparse = Some(Sparse { pipeline, summarizer, store });
+            sparse = Some(Sparse { pipeline, dense_layers, summarizer, store });
         }
         let info = ExecutorInfo {
             device: format!("cpu, {} threads", pool.current_num_threads()),
@@ -223,18 +227,27 @@ impl CpuExecutor {
         self.pool.clone().install(|| self.step(rows, probes))
     }
 
-    /// Slots of a KV head for a context of at most `max_blocks` complete blocks.
-    fn slots(&self, max_blocks: usize) -> usize {
-        self.info.budget_blocks.map_or(max_blocks, |budget| budget.min(max_blocks))
+    /// The parts of sparse decoding in a layer that decodes sparsely.
+    pub(super) fn sparse_at(&self, layer: LayerId) -> Option<&Sparse> {
+        self.sparse.as_ref().filter(|sparse| layer.index() >= sparse.dense_layers)
+    }
+
+    /// Slots of a KV head of one layer for a context of at most `max_blocks` complete blocks.
+    fn slots(&self, layer: LayerId, max_blocks: usize) -> usize {
+        let budget = self.info.budget_blocks.filter(|_| self.sparse_at(layer).is_some());
+        budget.map_or(max_blocks, |budget| budget.min(max_blocks))
     }
 
     fn footprint(&self, prompt: usize, tokens: usize, max_blocks: usize) -> KvFootprint {
-        let KvGeometry { layers, kv_heads, head_dim, .. } = self.info.geometry;
-        let slots_and_tail = self.slots(max_blocks) + 1;
-        let summary_rows = self.sparse.as_ref().map_or(0, |s| max_blocks * s.summarizer.rows_per_block());
+        let KvGeometry { layers, kv_heads, .. } = self.info.geometry;
+        let each_layer = || (0..layers).map(LayerId::from);
+        let slots_and_tails: usize = each_layer().map(|layer| self.slots(layer, max_blocks) + 1).sum();
+        let summary_words: usize = (each_layer().filter_map(|layer| self.sparse_at(layer)))
+            .map(|s| kv_heads * max_blocks * Summaries::block_words(&self.info.geometry, &*s.summarizer))
+            .sum();
         KvFootprint {
-            working_set: (layers * slots_and_tail * self.info.geometry.block_bytes()) as u64,
-            summaries: (layers * kv_heads * summary_rows * head_dim * size_of::<f32>()) as u64,
+            working_set: (slots_and_tails * self.info.geometry.block_bytes()) as u64,
+            summaries: (summary_words * size_of::<u32>()) as u64,
             draft: self.head().map_or(0, |head| tokens * head.bytes_per_token()) as u64,
             prefill: self.info.geometry.dense_bytes(prompt) / layers as u64,
         }
@@ -251,11 +264,11 @@ impl CpuExecutor {
         self.model.draft.as_ref().filter(|_| self.drafts)
     }
 
-    fn cut_context(&self, max_blocks: usize) -> CutContext<'_> {
+    fn cut_context(&self, layer: LayerId, max_blocks: usize) -> CutContext<'_> {
         CutContext {
             geometry: self.info.geometry,
-            offload: self.sparse.as_ref().map(|s| (&s.pipeline, &*s.summarizer)),
-            slots: self.slots(max_blocks),
+            offload: self.sparse_at(layer).map(|s| (&s.pipeline, &*s.summarizer)),
+            slots: self.slots(layer, max_blocks),
             max_blocks,
         }
     }
@@ -267,7 +280,7 @@ impl CpuExecutor {
         let (decoder, head) = (&self.model.decoder, self.head());
         let chunk = self.options.prefill_chunk;
         if let Some((layer, kv)) = self.pool.install(|| prefill.advance(decoder, head, chunk)) {
-            let (cache, offload) = kv.cut(&self.cut_context(request.max_blocks), id, layer);
+            let (cache, offload) = kv.cut(&self.cut_context(layer, request.max_blocks), id, layer);
             request.layers[layer.index()] = Some(cache);
             request.offloads.extend(offload);
         }
@@ -310,10 +323,10 @@ impl CpuExecutor {
             Admission::Wait { reason } | Admission::Refused { reason } => return Err(TooSmall(reason).into()),
         }
         let mut admitted = self.requests.remove(&request).expect("just admitted");
-        let context = self.cut_context(admitted.max_blocks);
         let mut offloads = Vec::new();
         let layers = (state.layers.iter().enumerate()).map(|(layer, kv)| {
-            let (cache, offload) = kv.cut(&context, request, LayerId::from(layer));
+            let layer = LayerId::from(layer);
+            let (cache, offload) = kv.cut(&self.cut_context(layer, admitted.max_blocks), request, layer);
             offloads.extend(offload);
             Some(cache)
         });
@@ -401,6 +414,7 @@ impl Executor for CpuExecutor {
             position: 0,
             steps: 0,
             layers: vec![None; self.info.geometry.layers],
+            queries: vec![Vec::new(); self.info.geometry.layers],
             attending: None,
             failed: None,
             draft: None,

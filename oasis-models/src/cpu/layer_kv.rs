@@ -17,7 +17,7 @@ pub(super) struct LayerKv {
 /// Where a layer's KV goes.
 pub(super) struct CutContext<'a> {
     pub geometry: KvGeometry,
-    /// What takes the blocks and what summarises them; `None` in dense decoding: nothing leaves the device.
+    /// What takes the blocks and what summarises them; `None` in a dense layer: nothing leaves the device.
     pub offload: Option<(&'a Pipeline, &'a dyn Summarizer)>,
     /// Slots of a KV head.
     pub slots: usize,
@@ -46,10 +46,10 @@ impl LayerKv {
             }
         }
         let Some((pipeline, summarizer)) = context.offload else {
-            return (LayerCache { summaries: Summaries::new(&geometry, 0, 0), resident }, None);
+            return (LayerCache { summaries: Summaries::none(), resident }, None);
         };
 
-        let mut summaries = Summaries::new(&geometry, summarizer.rows_per_block(), context.max_blocks);
+        let mut summaries = Summaries::new(&geometry, summarizer, context.max_blocks);
         let block_elements = blocks * block_tokens * head_dim;
         let keys = self.keys.chunks_exact(tokens * head_dim).map(|keys| &keys[..block_elements]);
         summaries.append(&geometry, summarizer, keys);

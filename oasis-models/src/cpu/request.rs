@@ -25,6 +25,8 @@ pub(super) struct Request {
     pub steps: u64,
     /// One a layer; `None` while the stages have it.
     pub layers: Vec<Option<LayerCache>>,
+    /// One a layer: the query of the step before, `[kv_heads][group][head_dim]`, where choices may be corrected.
+    pub queries: Vec<Vec<f32>>,
     /// Slots of the layer whose attention is under way, while its summaries are with the predict stage.
     pub attending: Option<Resident>,
     /// A background stage failed for this request after its last step.

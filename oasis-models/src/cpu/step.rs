@@ -180,16 +180,19 @@ impl CpuExecutor {
         self.tracer.record(Track::Foreground, "qkv", layer, step, start);
         let row = |index: usize| &qkv[index * shape.qkv_width()..][..shape.qkv_width()];
 
-        self.observe(step, layer, members, &|index| shape.split(row(index)).0);
-        let source = self.query_source();
-        if source == Some(QuerySource::Exact) {
-            // The working set must hold this step's own choice before its attention: nothing to hide behind.
-            let chosen: Vec<bool> =
-                members.iter().map(|m| m.error.is_none() && !m.sees_full_kv(layer.index())).collect();
-            self.submit(step, layer, members, &chosen, &|m| shape.split(row(m.rows.start)).0);
-            self.submit_resident(step, layer, members, &chosen);
+        let source = self.sparse_at(layer).map(|s| s.pipeline.query_source());
+        let own_query = |m: &Member| shape.split(row(m.rows.start)).0;
+        let chosen: Vec<bool> = members.iter_mut().map(|m| self.chooses_now(layer, m, own_query(m))).collect();
+        // The working set must hold these members' own choice before their attention: nothing to hide behind.
+        self.submit(step, layer, members, &chosen, &own_query);
+        self.submit_resident(step, layer, members, &chosen);
+        if source == Some(QuerySource::PreviousLayer) {
+            self.choose_for_next(step, layer, members, rotation, x);
+        }
+        if chosen.contains(&true) {
             self.collect(layer, members);
         }
+        self.observe(step, layer, members, &|index| shape.split(row(index)).0);
         // A member that a stage failed for may have a full tail still, and takes no further part in what outlives the step.
         for member in members.iter_mut().filter(|m| m.error.is_none()) {
             let (_, key, value) = shape.split(row(member.rows.start));
@@ -232,6 +235,37 @@ impl CpuExecutor {
         let start = Instant::now();
         model.decoder.finish_layer(Regime::Decode, weights, &attended, x);
         self.tracer.record(Track::Foreground, "output + mlp", layer, step, start);
+    }
+
+    /// Whether a member's working set is chosen by the query that is about to attend, `[kv_heads][group][head_dim]`.
+    fn chooses_now(&self, layer: LayerId, member: &mut Member, query: &[f32]) -> bool {
+        let Some(Sparse { pipeline, dense_layers, .. }) = self.sparse_at(layer) else { return false };
+        let is_due = pipeline.correction().is_some_and(|correction| {
+            let before = std::mem::replace(&mut member.request.queries[layer.index()], query.to_vec());
+            correction.is_due(self.info.geometry.head_shape(), &before, query)
+        });
+        let now = match pipeline.query_source() {
+            QuerySource::Exact => true,
+            QuerySource::PreviousLayer => layer.index() == *dense_layers,
+            QuerySource::Current => is_due,
+            QuerySource::Draft => false,
+        };
+        now && member.error.is_none() && !member.sees_full_kv(layer.index())
+    }
+
+    /// Hands the next layer to the stages, which choose by the query that it would have with this layer's input `x`.
+    fn choose_for_next(&mut self, step: Step, layer: LayerId, members: &mut [Member], rotation: &Rotation, x: &[f32]) {
+        let model = self.model.clone();
+        let next = LayerId::from(layer.index() + 1);
+        let Some(weights) = model.decoder.weights.layers.get(next.index()) else { return };
+        let start = Instant::now();
+        let shape = model.decoder.attention_shape();
+        let qkv = model.decoder.qkv(Regime::Decode, weights, x, rotation);
+        self.tracer.record(Track::Foreground, "qkv ahead", layer, step, start);
+        let query = |m: &Member| shape.split(&qkv[m.rows.start * shape.qkv_width()..][..shape.qkv_width()]).0;
+        let chosen: Vec<bool> = members.iter().map(|m| m.error.is_none() && !m.sees_full_kv(next.index())).collect();
+        self.submit(step, next, members, &chosen, &query);
+        self.submit_resident(step, next, members, &chosen);
     }
 
     /// Whether the stages are paused and no request needs them: for a first working set or a completed tail block.

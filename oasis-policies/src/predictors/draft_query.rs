@@ -1,6 +1,6 @@
 //! `draft-query`: lookahead by the draft token.
 
-use super::ScoreRanker;
+use super::{Kept, ScoreRanker};
 use oasis_core::policy::{Aggregate, Predictor, PredictorSpec, QuerySource, SpecError};
 use serde::{Deserialize, Serialize};
 
@@ -12,13 +12,18 @@ use serde::{Deserialize, Serialize};
 pub struct DraftQuery {
     /// How the scores of the query heads that share a KV head become one.
     pub aggregate: Aggregate,
+    /// First blocks of the context that are always wanted.
+    pub sinks: usize,
+    /// Last complete blocks of the context that are always wanted.
+    pub recent: usize,
 }
 
 oasis_core::register! {
-    kind: "draft-query", about: "Ranks by the draft token's query: lookahead, hidden behind the step", device_code: false,
+    kind: "draft-query", about: "Ranks by the draft token's query: lookahead, hidden behind the step", device_code: true,
     impl PredictorSpec for DraftQuery {
         fn build(&self) -> Result<Box<dyn Predictor>, SpecError> {
-            Ok(ScoreRanker::boxed(QuerySource::Draft, self.aggregate))
+            let kept = Kept { sinks: self.sinks, recent: self.recent };
+            Ok(Box::new(ScoreRanker::new(QuerySource::Draft, self.aggregate, kept)))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `exact`: no prediction.
 
-use super::ScoreRanker;
+use super::{Kept, ScoreRanker};
 use oasis_core::policy::{Aggregate, Predictor, PredictorSpec, QuerySource, SpecError};
 use serde::{Deserialize, Serialize};
 
@@ -11,13 +11,18 @@ use serde::{Deserialize, Serialize};
 pub struct Exact {
     /// How the scores of the query heads that share a KV head become one.
     pub aggregate: Aggregate,
+    /// First blocks of the context that are always wanted.
+    pub sinks: usize,
+    /// Last complete blocks of the context that are always wanted.
+    pub recent: usize,
 }
 
 oasis_core::register! {
-    kind: "exact", about: "Ranks by the very query that will attend: the step waits for selection and transfer", device_code: false,
+    kind: "exact", about: "Ranks by the very query that will attend: the step waits for selection and transfer", device_code: true,
     impl PredictorSpec for Exact {
         fn build(&self) -> Result<Box<dyn Predictor>, SpecError> {
-            Ok(ScoreRanker::boxed(QuerySource::Exact, self.aggregate))
+            let kept = Kept { sinks: self.sinks, recent: self.recent };
+            Ok(Box::new(ScoreRanker::new(QuerySource::Exact, self.aggregate, kept)))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `last-query`: the present stands for the future.
 
-use super::ScoreRanker;
+use super::{Kept, ScoreRanker};
 use oasis_core::policy::{Aggregate, Predictor, PredictorSpec, QuerySource, SpecError};
 use serde::{Deserialize, Serialize};
 
@@ -11,13 +11,18 @@ use serde::{Deserialize, Serialize};
 pub struct LastQuery {
     /// How the scores of the query heads that share a KV head become one.
     pub aggregate: Aggregate,
+    /// First blocks of the context that are always wanted.
+    pub sinks: usize,
+    /// Last complete blocks of the context that are always wanted.
+    pub recent: usize,
 }
 
 oasis_core::register! {
-    kind: "last-query", about: "Ranks by this step's own query: needs no draft head, one step late", device_code: false,
+    kind: "last-query", about: "Ranks by this step's own query: needs no draft head, one step late", device_code: true,
     impl PredictorSpec for LastQuery {
         fn build(&self) -> Result<Box<dyn Predictor>, SpecError> {
-            Ok(ScoreRanker::boxed(QuerySource::Current, self.aggregate))
+            let kept = Kept { sinks: self.sinks, recent: self.recent };
+            Ok(Box::new(ScoreRanker::new(QuerySource::Current, self.aggregate, kept)))
         }
     }
 }

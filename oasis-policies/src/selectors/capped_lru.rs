@@ -1,6 +1,6 @@
 //! `capped-lru`: a few admissions a step, at the cost of the least recently wanted residents.
 
-use super::{LRU_ORDER, pair_misses_with_victims};
+use super::{LRU_ORDER, cap_of, check_ratio, pair_misses_with_victims};
 use oasis_core::policy::{DeviceCode, SelectBatch, Selector, SelectorSpec, SpecError};
 use oasis_core::working_set::TransferPlan;
 use serde::{Deserialize, Serialize};
@@ -28,12 +28,8 @@ oasis_core::register! {
     device_code: true,
     impl SelectorSpec for CappedLru {
         fn build(&self) -> Result<Box<dyn Selector>, SpecError> {
-            let fetch_ratio = self.fetch_ratio;
-            if !(0.0..=1.0).contains(&fetch_ratio) {
-                return Err(SpecError::new("fetch_ratio", "a number from 0 to 1", fetch_ratio)
-                    .hint("it is a part of the working set: 0.05 admits 6 of 128 blocks a step"));
-            }
-            Ok(Box::new(CappedLruSelector { fetch_ratio }))
+            check_ratio("fetch_ratio", self.fetch_ratio)?;
+            Ok(Box::new(CappedLruSelector { fetch_ratio: self.fetch_ratio }))
         }
     }
 }
@@ -44,11 +40,7 @@ struct CappedLruSelector {
 
 impl Selector for CappedLruSelector {
     fn cap(&self, budget: usize) -> usize {
-        if self.fetch_ratio == 0.0 {
-            return 0;
-        }
-        // 0.29 * 100 is a little less than 29 in binary; a ratio is meant as it is written.
-        ((self.fetch_ratio * budget as f64 + 1e-9) as usize).max(1)
+        cap_of(self.fetch_ratio, budget)
     }
 
     fn plan(&mut self, batch: &SelectBatch<'_>, plan: &mut TransferPlan) {

@@ -9,20 +9,51 @@ use pulp::{Arch, NullaryFnOnce};
 
 const LANES: usize = 16;
 
-/// Scores all tasks. `expand` *adds* the expansion of one query, `[head_dim]`, to `[rows_per_block][head_dim]`.
+/// How the words of a block's summary stand for the numbers that scores are computed with.
+pub(super) trait Code: Copy {
+    /// Words of one block.
+    fn words(self) -> usize;
+
+    /// Numbers of one block.
+    fn width(self) -> usize;
+
+    /// The numbers of one block, `[width]`, either the words themselves or written to `scratch`, `[width]`.
+    fn decode<'a>(self, words: &'a [u32], scratch: &'a mut [f32]) -> &'a [f32];
+}
+
+/// This many numbers, one a word.
+#[derive(Clone, Copy)]
+pub(super) struct Floats(pub usize);
+
+impl Code for Floats {
+    fn words(self) -> usize {
+        self.0
+    }
+
+    fn width(self) -> usize {
+        self.0
+    }
+
+    #[inline(always)]
+    fn decode<'a>(self, words: &'a [u32], _scratch: &'a mut [f32]) -> &'a [f32] {
+        bytemuck::cast_slice(words)
+    }
+}
+
+/// Scores all tasks. `expand` *adds* the expansion of one query, `[head_dim]`, to `[width]` numbers.
 ///
 /// Being linear, the queries of a group are summed before the pass for [`Aggregate::Sum`]; [`Aggregate::Max`] scores
 /// each of them while the block is in cache.
 pub(super) fn score(
     shape: HeadShape,
-    rows_per_block: usize,
+    code: impl Code,
     aggregate: Aggregate,
     tasks: &mut [ScoreTask<'_>],
     expand: impl Fn(&[f32], &mut [f32]),
 ) {
     let arch = Arch::new();
-    let width = rows_per_block * shape.head_dim;
-    let mut expanded = Vec::new();
+    let width = code.width();
+    let (mut expanded, mut scratch) = (Vec::new(), vec![0.0; width]);
     for task in tasks {
         let queries = task.query.chunks_exact(shape.head_dim);
         expanded.clear();
@@ -30,52 +61,58 @@ pub(super) fn score(
             Aggregate::Sum => {
                 expanded.resize(width, 0.0);
                 queries.for_each(|query| expand(query, &mut expanded));
-                arch.dispatch(Sum { query: &expanded, summaries: task.summaries, scores: task.scores });
+                let (query, scratch) = (&expanded, &mut scratch);
+                arch.dispatch(Sum { code, query, scratch, summaries: task.summaries, scores: task.scores });
             }
             Aggregate::Max => {
                 expanded.resize(shape.group * width, 0.0);
                 expanded.chunks_exact_mut(width).zip(queries).for_each(|(row, query)| expand(query, row));
-                arch.dispatch(Max { queries: &expanded, width, summaries: task.summaries, scores: task.scores });
+                let (queries, scratch) = (&expanded, &mut scratch);
+                arch.dispatch(Max { code, queries, scratch, summaries: task.summaries, scores: task.scores });
             }
         }
     }
 }
 
 /// One dot product of `query`, `[width]`, a block.
-struct Sum<'a> {
+struct Sum<'a, C> {
+    code: C,
     query: &'a [f32],
-    summaries: &'a [f32],
+    scratch: &'a mut [f32],
+    summaries: &'a [u32],
     scores: &'a mut [f32],
 }
 
 // Structs, not closures: the shim that calls a closure is compiled without the SIMD level's instructions.
-impl NullaryFnOnce for Sum<'_> {
+impl<C: Code> NullaryFnOnce for Sum<'_, C> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        for (score, block) in self.scores.iter_mut().zip(self.summaries.chunks_exact(self.query.len())) {
-            *score = dot(self.query, block);
+        for (score, words) in self.scores.iter_mut().zip(self.summaries.chunks_exact(self.code.words())) {
+            *score = dot(self.query, self.code.decode(words, self.scratch));
         }
     }
 }
 
 /// The largest dot product of any of `queries`, `[group][width]`, a block; NaN only when all are.
-struct Max<'a> {
+struct Max<'a, C> {
+    code: C,
     queries: &'a [f32],
-    width: usize,
-    summaries: &'a [f32],
+    scratch: &'a mut [f32],
+    summaries: &'a [u32],
     scores: &'a mut [f32],
 }
 
-impl NullaryFnOnce for Max<'_> {
+impl<C: Code> NullaryFnOnce for Max<'_, C> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        for (score, block) in self.scores.iter_mut().zip(self.summaries.chunks_exact(self.width)) {
+        for (score, words) in self.scores.iter_mut().zip(self.summaries.chunks_exact(self.code.words())) {
+            let block = self.code.decode(words, self.scratch);
             let mut best = f32::NAN;
-            for query in self.queries.chunks_exact(self.width) {
+            for query in self.queries.chunks_exact(self.code.width()) {
                 best = best.max(dot(query, block));
             }
             *score = best;
@@ -123,7 +160,8 @@ mod tests {
             let (a, b): (Vec<f32>, Vec<f32>) = values.iter().map(|&(x, y)| (x as f32 / 997.0, y as f32 / 991.0)).unzip();
             let on = |arch: Arch| {
                 let mut score = [0.0];
-                arch.dispatch(Sum { query: &a, summaries: &b, scores: &mut score });
+                let (code, summaries) = (Floats(b.len()), bytemuck::cast_slice(&b));
+                arch.dispatch(Sum { code, query: &a, scratch: &mut [], summaries, scores: &mut score });
                 score[0].to_bits()
             };
             a.is_empty() || on(Arch::new()) == on(Arch::Scalar)

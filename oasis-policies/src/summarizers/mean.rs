@@ -1,6 +1,6 @@
 //! `mean`: the mean key of a block.
 
-use super::linear;
+use super::linear::{self, Floats};
 use oasis_core::geometry::HeadShape;
 use oasis_core::policy::{Aggregate, DeviceCode, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
 use pulp::{Arch, NullaryFnOnce};
@@ -10,6 +10,11 @@ const DEVICE_CODE: DeviceCode = DeviceCode { name: "mean.cuh", source: include_s
 
 /// One row, the mean of a block's keys; the score is `q . mean`, the mean score of the block. Half the memory of
 /// [`Quest`](super::Quest), and blind to a single key that stands out.
+///
+/// This is how MoBA (arXiv 2502.13189, section 2.2) ranks blocks: with `exact`, `fetch-all` and `recent = 1` a step
+/// chooses as MoBA does. Deviations: MoBA's model is trained with its blocks, of 512 tokens and more, and each query head
+/// chooses for itself; here a group chooses together. InfLLM (arXiv 2402.04617) is alike but keeps a few representative
+/// keys of each block, chosen by the attention that they received, instead of their mean.
 ///
 /// A NaN coordinate of a query is passed over; one of a key makes its block rank last.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -34,18 +39,13 @@ impl Summarizer for MeanSummarizer {
     }
 
     fn summarize(&self, shape: HeadShape, tasks: &mut [SummarizeTask<'_>]) {
-        let arch = Arch::new();
         for task in tasks {
-            arch.dispatch(Means { shape, keys: task.keys, rows: task.rows });
+            means(shape, task.keys, bytemuck::cast_slice_mut(task.rows));
         }
     }
 
     fn score(&self, shape: HeadShape, aggregate: Aggregate, tasks: &mut [ScoreTask<'_>]) {
-        linear::score(shape, self.rows_per_block(), aggregate, tasks, |query, expanded| {
-            for (expanded, &q) in expanded.iter_mut().zip(query) {
-                *expanded += if q.is_nan() { 0.0 } else { q };
-            }
-        });
+        linear::score(shape, Floats(shape.head_dim), aggregate, tasks, expand);
     }
 
     fn device_code(&self) -> Option<DeviceCode> {
@@ -53,7 +53,18 @@ impl Summarizer for MeanSummarizer {
     }
 }
 
-/// `keys` `[blocks][block_tokens][head_dim]` -> `rows` `[blocks][head_dim]`.
+/// A query scores by its dot product; a NaN coordinate adds nothing.
+pub(super) fn expand(query: &[f32], expanded: &mut [f32]) {
+    for (expanded, &q) in expanded.iter_mut().zip(query) {
+        *expanded += if q.is_nan() { 0.0 } else { q };
+    }
+}
+
+/// Mean keys: `keys` `[blocks][block_tokens][head_dim]` -> `rows` `[blocks][head_dim]`.
+pub(super) fn means(shape: HeadShape, keys: &[f32], rows: &mut [f32]) {
+    Arch::new().dispatch(Means { shape, keys, rows });
+}
+
 struct Means<'a> {
     shape: HeadShape,
     keys: &'a [f32],
@@ -85,10 +96,10 @@ mod tests {
 
     #[test]
     fn a_row_is_the_mean_and_a_score_its_dot_product() {
-        let mut rows = [f32::NAN; 4];
+        let mut rows = [0; 4];
         let keys = [1.0, 2.0, 3.0, -2.0, /* block 1 */ 0.0, 8.0, 1.0, 0.0];
         MeanSummarizer.summarize(SHAPE, &mut [SummarizeTask { keys: &keys, rows: &mut rows }]);
-        assert_eq!(rows, [2.0, 0.0, 0.5, 4.0]);
+        assert_eq!(rows.map(f32::from_bits), [2.0, 0.0, 0.5, 4.0]);
 
         let score = |aggregate| {
             let mut scores = [0.0; 2];
@@ -103,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_nan_key_spoils_its_own_block_only() {
-        let mut rows = [0.0; 4];
+        let mut rows = [0; 4];
         let keys = [f32::NAN, 2.0, 3.0, 2.0, 0.0, 8.0, 1.0, 0.0];
         MeanSummarizer.summarize(SHAPE, &mut [SummarizeTask { keys: &keys, rows: &mut rows }]);
         let mut scores = [0.0; 2];

@@ -1,6 +1,6 @@
 //! `quest`: the largest and smallest key of a block, coordinate by coordinate.
 
-use super::linear;
+use super::linear::{self, Floats};
 use oasis_core::geometry::HeadShape;
 use oasis_core::policy::{Aggregate, DeviceCode, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
 use pulp::{Arch, NullaryFnOnce};
@@ -35,21 +35,13 @@ impl Summarizer for QuestSummarizer {
     }
 
     fn summarize(&self, shape: HeadShape, tasks: &mut [SummarizeTask<'_>]) {
-        let arch = Arch::new();
         for task in tasks {
-            arch.dispatch(Bounds { shape, keys: task.keys, rows: task.rows });
+            bounds(shape, task.keys, bytemuck::cast_slice_mut(task.rows));
         }
     }
 
     fn score(&self, shape: HeadShape, aggregate: Aggregate, tasks: &mut [ScoreTask<'_>]) {
-        linear::score(shape, self.rows_per_block(), aggregate, tasks, |query, expanded| {
-            let (positive, negative) = expanded.split_at_mut(shape.head_dim);
-            for ((positive, negative), &q) in positive.iter_mut().zip(negative).zip(query) {
-                // Comparisons, not `max`: NaN adds nothing.
-                *positive += if q > 0.0 { q } else { 0.0 };
-                *negative += if q < 0.0 { q } else { 0.0 };
-            }
-        });
+        linear::score(shape, Floats(2 * shape.head_dim), aggregate, tasks, expand);
     }
 
     fn device_code(&self) -> Option<DeviceCode> {
@@ -57,7 +49,21 @@ impl Summarizer for QuestSummarizer {
     }
 }
 
-/// `keys` `[blocks][block_tokens][head_dim]` -> `rows` `[blocks][2][head_dim]`.
+/// Largest and smallest keys: `keys` `[blocks][block_tokens][head_dim]` -> `rows` `[blocks][2][head_dim]`.
+pub(super) fn bounds(shape: HeadShape, keys: &[f32], rows: &mut [f32]) {
+    Arch::new().dispatch(Bounds { shape, keys, rows });
+}
+
+/// What a query's coordinates are multiplied by: `[2][head_dim]`, maxima where it is positive, minima where negative.
+pub(super) fn expand(query: &[f32], expanded: &mut [f32]) {
+    let (positive, negative) = expanded.split_at_mut(query.len());
+    for ((positive, negative), &q) in positive.iter_mut().zip(negative).zip(query) {
+        // Comparisons, not `max`: NaN adds nothing.
+        *positive += if q > 0.0 { q } else { 0.0 };
+        *negative += if q < 0.0 { q } else { 0.0 };
+    }
+}
+
 struct Bounds<'a> {
     shape: HeadShape,
     keys: &'a [f32],
@@ -92,14 +98,18 @@ mod tests {
     const SHAPE: HeadShape = HeadShape { group: 2, head_dim: 3, block_tokens: 2 };
 
     fn summarize(keys: &[f32]) -> Vec<f32> {
-        let mut rows = vec![0.0; keys.len()];
+        let mut rows = vec![0; keys.len()];
         QuestSummarizer.summarize(SHAPE, &mut [SummarizeTask { keys, rows: &mut rows }]);
-        rows
+        rows.into_iter().map(f32::from_bits).collect()
     }
 
     fn score(aggregate: Aggregate, query: &[f32], summaries: &[f32]) -> Vec<f32> {
         let mut scores = vec![0.0; summaries.len() / 6];
-        QuestSummarizer.score(SHAPE, aggregate, &mut [ScoreTask { query, summaries, scores: &mut scores }]);
+        QuestSummarizer.score(
+            SHAPE,
+            aggregate,
+            &mut [ScoreTask { query, summaries: bytemuck::cast_slice(summaries), scores: &mut scores }],
+        );
         scores
     }
 

@@ -17,7 +17,7 @@ pub struct PcieUva {
 }
 
 oasis_core::register! {
-    kind: "pcie-uva", about: "A GPU kernel reads entries from pinned host memory", device_code: false,
+    kind: "pcie-uva", about: "A GPU kernel reads entries from pinned host memory", device_code: true,
     impl TransportSpec for PcieUva {
         fn build(&self) -> Result<Box<dyn Transport>, SpecError> {
             Err(super::needs_a_gpu("pcie-uva"))

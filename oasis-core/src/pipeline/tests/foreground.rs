@@ -79,7 +79,7 @@ impl Foreground {
         let complete = blocks * GEOMETRY.block_tokens;
         let keys: Vec<Vec<f32>> =
             heads().map(|head| (0..complete).flat_map(|t| vector(id, layer, head, t, false)).collect()).collect();
-        let mut summaries = Summaries::new(&GEOMETRY, self.summarizer.rows_per_block(), blocks + 16);
+        let mut summaries = Summaries::new(&GEOMETRY, &*self.summarizer, blocks + 16);
         summaries.append(&GEOMETRY, &*self.summarizer, keys.iter().map(Vec::as_slice));
         let mut resident = Resident::new(GEOMETRY, self.budget, BlockId::from(blocks));
         (complete..tokens).for_each(|token| push_token(&mut resident, id, layer, token));

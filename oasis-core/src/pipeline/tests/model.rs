@@ -44,7 +44,7 @@ impl Model {
                 if tokens.is_multiple_of(GEOMETRY.block_tokens) {
                     set.promote(BlockId::from(tokens / GEOMETRY.block_tokens - 1), &want, step);
                 }
-                let have = HeadSet { blocks: &set.blocks, last_selected: &set.steps };
+                let have = HeadSet { blocks: &set.blocks, last_selected: &set.steps, times_selected: &[] };
                 for admission in capped_lru(&want, have, cap) {
                     set.blocks[admission.slot.index()] = Some(admission.block);
                     set.steps[admission.slot.index()] = step;
@@ -82,7 +82,7 @@ impl Head {
         want.retain(|w| w.block == block || self.blocks.contains(&Some(w.block)));
         want.retain(|w| w.block != block);
         want.push(RankedBlock { block, score: 0.0 });
-        let have = HeadSet { blocks: &self.blocks, last_selected: &self.steps };
+        let have = HeadSet { blocks: &self.blocks, last_selected: &self.steps, times_selected: &[] };
         for admission in capped_lru(&want, have, 1) {
             self.blocks[admission.slot.index()] = Some(admission.block);
             self.steps[admission.slot.index()] = step;

@@ -1,0 +1,229 @@
+//! Coverage: how much of dense attention's weight lies on what a policy has on the device, layer by layer.
+
+use crate::error::{CliError, CliResult};
+use crate::eval::agreement::Window;
+use crate::eval::recall::{Contender, Recall};
+use crate::text::columns;
+use oasis_core::executor::{DecodeRow, Executor};
+use oasis_core::ids::{BlockId, KvHead, RequestId};
+use oasis_core::memory::Resident;
+use oasis_core::pipeline::Tracer;
+use oasis_core::sampling::SamplingParams;
+use oasis_models::cpu::{CpuExecutor, CpuOptions, LayerView, PromptState, Residency, StepObserver};
+use serde::Serialize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What one policy covers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Coverage {
+    /// Policy.
+    pub policy: String,
+    /// Mean share of the weight in each layer, over KV heads, steps and windows, 0 to 1.
+    pub layers: Vec<f64>,
+    /// Mean bytes over the link a decode step, first working sets left out.
+    pub link_bytes_per_step: f64,
+}
+
+impl Coverage {
+    /// Mean over layers.
+    pub fn mean(&self) -> f64 {
+        self.layers.iter().sum::<f64>() / self.layers.len().max(1) as f64
+    }
+}
+
+/// Dense attention's weights in one layer and step: `[kv_heads]` of the tail, then of each complete block, mean over the
+/// group. The token itself, which is always there, is left out.
+struct Weights(Vec<(f32, Vec<f32>)>);
+
+impl Weights {
+    /// Of a query `[kv_heads][group][head_dim]` over a working set that holds every block.
+    fn of(query: &[f32], resident: &Resident) -> Self {
+        let geometry = resident.geometry();
+        let (head_dim, group) = (geometry.head_dim, geometry.group());
+        let block_keys = geometry.block_tokens * head_dim;
+        let heads = (0..geometry.kv_heads).map(|head| {
+            let id = KvHead::from(head);
+            let blocks = resident.in_block_order(id);
+            let keys = blocks.iter().map(|&(_, slot)| &resident.slot(id, slot)[..block_keys]);
+            let keys: Vec<&[f32]> = keys.chain([resident.tail.keys(id)]).collect();
+            let mut mean = vec![0.0; keys.len()];
+            for query in query[head * group * head_dim..][..group * head_dim].chunks_exact(head_dim) {
+                let scale = 1.0 / (head_dim as f32).sqrt();
+                let score = |key: &[f32]| query.iter().zip(key).map(|(q, k)| q * k).sum::<f32>() * scale;
+                let scores: Vec<Vec<f32>> =
+                    keys.iter().map(|keys| keys.chunks_exact(head_dim).map(score).collect()).collect();
+                let largest = scores.iter().flatten().copied().fold(f32::NEG_INFINITY, f32::max);
+                let parts: Vec<f32> =
+                    scores.iter().map(|scores| scores.iter().map(|s| (s - largest).exp()).sum()).collect();
+                let total: f32 = parts.iter().sum();
+                mean.iter_mut().zip(parts).for_each(|(mean, part)| *mean += part / total / group as f32);
+            }
+            let tail = mean.pop().unwrap_or_default();
+            (tail, mean)
+        });
+        Self(heads.collect())
+    }
+
+    /// Share of the weight on what is resident, mean over KV heads.
+    fn covered(&self, resident: &Resident) -> f64 {
+        let covered = self.0.iter().enumerate().map(|(head, (tail, blocks))| {
+            let residents = resident.set.head(KvHead::from(head)).residents();
+            let held = blocks.iter().enumerate().filter(|(block, _)| residents.contains(BlockId::from(*block)));
+            f64::from(*tail) + held.map(|(_, weight)| f64::from(*weight)).sum::<f64>()
+        });
+        covered.sum::<f64>() / self.0.len().max(1) as f64
+    }
+}
+
+/// Weights of every layer of every step, in order.
+type Recorded = Arc<Mutex<Vec<Weights>>>;
+
+/// Notes the weights of a dense executor.
+struct Recorder(Recorded);
+
+impl StepObserver for Recorder {
+    fn layer(&mut self, view: &LayerView<'_>) {
+        let geometry = view.resident.geometry();
+        let normal = &view.queries[..geometry.q_heads * geometry.head_dim];
+        lock(&self.0).push(Weights::of(normal, view.resident));
+    }
+}
+
+/// Compares what a sparse executor holds with the weights of a dense one.
+struct Comparer {
+    weights: Recorded,
+    /// Layers seen so far.
+    seen: usize,
+    /// `[layers]` of summed shares and their count.
+    sums: Arc<Mutex<Vec<(f64, usize)>>>,
+}
+
+impl StepObserver for Comparer {
+    fn layer(&mut self, view: &LayerView<'_>) {
+        let index = self.seen;
+        self.seen += 1;
+        // The first step sees the full KV.
+        if view.resident.set.is_empty() {
+            return;
+        }
+        if let Some(weights) = lock(&self.weights).get(index) {
+            let (sum, count) = &mut lock(&self.sums)[view.layer.index()];
+            *sum += weights.covered(view.resident);
+            *count += 1;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Decodes the window's forced tokens.
+fn follow(executor: &mut CpuExecutor, state: &PromptState, window: &Window) -> CliResult {
+    let request = RequestId(1);
+    executor.resume(state, request, window.forced.len(), SamplingParams::default())?;
+    for &token in &window.forced[..window.forced.len() - 1] {
+        executor
+            .decode(&[DecodeRow { request, token }])?
+            .remove(0)
+            .map_err(|error| CliError::Failure(error.to_string()))?;
+    }
+    executor.release(request);
+    Ok(())
+}
+
+/// Measures every contender that decodes sparsely along `windows`; `progress` hears of each window.
+///
+/// # Errors
+/// When a contender's settings are wrong or a request fails.
+pub fn measure(
+    setting: &Recall<'_>,
+    contenders: &[Contender],
+    options: CpuOptions,
+    windows: &[Window],
+    mut progress: impl FnMut(usize),
+) -> CliResult<Vec<Coverage>> {
+    let mut dense = CpuExecutor::new(setting.weights.clone(), Residency::Dense, options, Tracer::default())?;
+    let layers = dense.info().geometry.layers;
+    let mut sparse = Vec::new();
+    for contender in contenders {
+        let executor = contender.executor(setting)?;
+        if executor.info().budget_blocks.is_some() {
+            sparse.push((contender.name(), executor, Arc::new(Mutex::new(vec![(0.0, 0); layers]))));
+        }
+    }
+    for (done, window) in windows.iter().enumerate() {
+        if crate::interrupt::requested() {
+            return Err(CliError::Interrupted);
+        }
+        let state = PromptState::read(&setting.weights, &window.context, setting.prefill_chunk, &mut |_, _| ());
+        let weights = Recorded::default();
+        dense.set_observer(Some(Box::new(Recorder(weights.clone()))));
+        follow(&mut dense, &state, window)?;
+        for (_, executor, sums) in &mut sparse {
+            let comparer = Comparer { weights: weights.clone(), seen: 0, sums: sums.clone() };
+            executor.set_observer(Some(Box::new(comparer)));
+            follow(executor, &state, window)?;
+        }
+        progress(done + 1);
+    }
+    let coverage = sparse.into_iter().map(|(policy, executor, sums)| {
+        let stats = executor.stats();
+        Coverage {
+            policy: policy.to_owned(),
+            layers: lock(&sums).iter().map(|(sum, count)| sum / *count as f64).collect(),
+            link_bytes_per_step: stats.link_bytes as f64 / stats.steps.max(1) as f64,
+        }
+    });
+    Ok(coverage.collect())
+}
+
+/// The measurements as a table.
+pub fn render(coverage: &[Coverage], windows: &[Window], budget: usize) -> String {
+    let (contexts, steps) = (windows.iter().map(|w| w.context.len()), windows.iter().map(|w| w.forced.len() - 1));
+    let mut text = format!(
+        "share of dense attention's weight on resident blocks and the tail; budget {budget} blocks, {} contexts of {} to \
+         {} tokens, {} steps\n\n",
+        windows.len(),
+        contexts.clone().min().unwrap_or(0),
+        contexts.max().unwrap_or(0),
+        steps.sum::<usize>(),
+    );
+    let layers = coverage.first().map_or(0, |c| c.layers.len());
+    let head = ["policy".to_owned(), "mean".to_owned()].into_iter().chain((0..layers).map(|l| format!("layer {l}")));
+    let mut rows = vec![head.chain(["KiB/step".to_owned()]).collect::<Vec<_>>()];
+    for row in coverage {
+        let shares = std::iter::once(row.mean()).chain(row.layers.iter().copied());
+        let cells = std::iter::once(row.policy.clone()).chain(shares.map(|share| format!("{share:.4}")));
+        rows.push(cells.chain([format!("{:.0}", row.link_bytes_per_step / 1024.0)]).collect());
+    }
+    text.push_str(&columns(&rows).join("\n"));
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oasis_core::geometry::{KvDtype, KvGeometry};
+    use oasis_core::ids::{SlotId, Step};
+    use oasis_core::working_set::Admission;
+
+    #[test]
+    fn weights_add_up_to_one_and_a_part_covers_its_own() {
+        let geometry =
+            KvGeometry { layers: 1, q_heads: 2, kv_heads: 1, head_dim: 1, block_tokens: 1, dtype: KvDtype::F32 };
+        let mut dense = Resident::new(geometry, 3, BlockId(3));
+        for (block, key) in [0.0, 2.0_f32.ln(), 3.0_f32.ln()].into_iter().enumerate() {
+            let (block, slot) = (BlockId::from(block), SlotId::from(block));
+            dense.set.place(KvHead(0), Admission { block, slot }, Step(0));
+            dense.slot_mut(KvHead(0), slot)[0] = key;
+        }
+        // One query head weighs keys by their exponentials, 1 : 2 : 3, the other all alike.
+        let weights = Weights::of(&[1.0, 0.0], &dense);
+        assert!((weights.covered(&dense) - 1.0).abs() < 1e-6);
+        let mut part = Resident::new(geometry, 1, BlockId(3));
+        part.set.place(KvHead(0), Admission { block: BlockId(2), slot: SlotId(0) }, Step(0));
+        assert!((weights.covered(&part) - (3.0 / 6.0 + 1.0 / 3.0) / 2.0).abs() < 1e-6);
+    }
+}
