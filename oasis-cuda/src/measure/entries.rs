@@ -122,6 +122,8 @@ fn smallest_of_the_fast(rates: &[(GatherOptions, f64)]) -> GatherOptions {
 
 /// Entries that are copied at a time.
 const ENTRIES: usize = 2048;
+/// Runs of which the fastest counts: the host may be busy with something else.
+const RUNS: usize = 6;
 /// Gathers that are timed together, after a first one.
 const TIMED: usize = 6;
 /// Reads of device memory, each of [`FOREGROUND_BYTES`], that outlast the gathers.
@@ -167,7 +169,7 @@ impl<'a> Rig<'a> {
         (0..ENTRIES).map(|i| EntryCopy { from: from(i), to: self.slots.address().offset(i * entry) }).collect()
     }
 
-    /// Bytes a second of a gather, alone or beside a foreground; the best of three.
+    /// Bytes a second of a gather, alone or beside a foreground, the best run.
     fn gather(&self, options: GatherOptions, beside: bool) -> Result<f64, DeviceError> {
         let compiler = self.device.compiler()?;
         let GatherOptions { ctas, stages, stores } = options;
@@ -181,7 +183,7 @@ impl<'a> Rig<'a> {
             StreamParams { data: self.data.address(), count: (self.data.bytes() / 16) as u64, sum: self.sum.address() };
         let (start, end) = (self.device.event()?, self.device.event()?);
         let mut best = f64::MAX;
-        for _ in 0..3 {
+        for _ in 0..RUNS {
             lists.write(&full)?;
             for _ in 0..if beside { READS } else { 0 } {
                 let grid = (2 * multiprocessors.saturating_sub(ctas).max(1), 1);
@@ -204,13 +206,13 @@ impl<'a> Rig<'a> {
         Ok(self.bytes() / best * 1e6)
     }
 
-    /// Bytes a second of copies that `queue` queues, the host's time included; the best of three.
+    /// Bytes a second of copies that `queue` queues, the host's time included, the best run.
     fn copy_engine(&self, queue: impl Fn(&[MemoryCopy]) -> Result<(), DeviceError>) -> Result<f64, DeviceError> {
         let bytes = entry_bytes(self.head_dim);
         let copies: Vec<MemoryCopy> =
             self.copies().iter().map(|copy| MemoryCopy { from: copy.from, to: copy.to, bytes }).collect();
         let mut best = f64::MAX;
-        for _ in 0..3 {
+        for _ in 0..RUNS {
             self.stream.synchronize()?;
             let start = Instant::now();
             queue(&copies)?;
