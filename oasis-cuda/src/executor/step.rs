@@ -8,7 +8,7 @@
 //! - transfer: gather(l) after selection(l) for the first layers; those of the others are left to the start of the next
 //!   step, so that no step ends with a transfer that nothing hides.
 
-use super::memory::{Activations, ScheduleArrays, SparseMemory};
+use super::memory::{Activations, LayerSets, ScheduleArrays, SparseMemory};
 use super::options::Residency;
 use super::parts::{Parts, Work};
 use super::programs::{LayerPrograms, SparsePrograms};
