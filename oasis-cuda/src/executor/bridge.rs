@@ -73,6 +73,10 @@ impl Parts {
     ) -> Result<(), DeviceError> {
         let Some(side) = &self.host_side else { return Ok(()) };
         let side = &mut *side.borrow_mut();
+        if side.members.is_empty() {
+            // All of them have failed in a layer before.
+            return Ok(());
+        }
         let sets = &sparse.layers[layer];
         for index in 0..side.members.len() {
             self.queue_facts(side, scope, (layer, index), sets, stream)?;
