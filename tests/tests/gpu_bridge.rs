@@ -94,7 +94,6 @@ fn start_gpu(device: &Device, sparse: SparseOptions, policies: HostPolicies) -> 
         memory_limit: None,
         prefill_chunk: 512,
         prefill_layers: None,
-        decode_multiprocessors: 40,
         mode: StepMode::Graph,
     };
     let plan = CudaExecutor::plan(device, spec, head.as_ref().map(|head| &head.spec), &options).unwrap();
