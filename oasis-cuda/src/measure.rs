@@ -1,5 +1,9 @@
 //! What a device can do at most: the ceilings that kernels and steps are measured against.
 
+mod entries;
+
+pub use entries::{EntryRates, gather_options};
+
 use crate::device::{Device, DeviceBuffer, DeviceError, PinnedBuffer, Priority};
 use crate::kernels::{Stream, StreamParams};
 use serde::Serialize;

@@ -66,12 +66,17 @@ fn probe_driver() -> Driver {
 
 /// Newest CUDA version that the driver speaks; to be called only where there is one.
 pub(crate) fn driver_version() -> String {
+    match driver_number() {
+        Some(version) => format!("{}.{}", version / 1000, version % 1000 / 10),
+        None => String::new(),
+    }
+}
+
+/// The same as the driver numbers it: 13000 is CUDA 13.0.
+pub(crate) fn driver_number() -> Option<i32> {
     let mut version = 0;
     // SAFETY: the pointer is to a live integer; the call needs no initialised driver.
-    match unsafe { sys::cuDriverGetVersion(&raw mut version) }.result() {
-        Ok(()) => format!("{}.{}", version / 1000, version % 1000 / 10),
-        Err(_) => String::new(),
-    }
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().is_ok().then_some(version)
 }
 
 fn devices() -> Result<Vec<CudaDevice>, driver::DriverError> {

@@ -10,7 +10,9 @@ use oasis_core::policy::{DeviceCode, QuerySource};
 use oasis_core::registry::Role;
 use oasis_cuda::compile::SourceFile;
 use oasis_cuda::device::Device;
-use oasis_cuda::executor::{CudaExecutor, CudaOptions, GatherOptions, HostOptions, Residency, SparseOptions, StepMode};
+use oasis_cuda::executor::{
+    Bridge, CudaExecutor, CudaOptions, GatherOptions, HostOptions, HostPolicies, Residency, SparseOptions, StepMode,
+};
 use oasis_cuda::layout::BLOCK_TOKENS;
 use oasis_cuda::model::DeviceModel;
 use oasis_models::draft::Eagle3Spec;
@@ -71,21 +73,11 @@ pub fn options(resolved: &Resolved, spec: &DecoderSpec, has_head: bool) -> CliRe
 
 fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool) -> CliResult<SparseOptions> {
     let config = &resolved.config;
-    let shape = HeadShape { group: spec.q_heads / spec.kv_heads, head_dim: spec.head_dim, block_tokens: BLOCK_TOKENS };
     let locate = |role| move |error| CliError::from(resolved.locate(spec_error(role, error)));
-    let summarizer = config.summarizer.build(shape).map_err(locate(Role::Summarizer))?;
+    let summarizer = config.summarizer.build(head_shape(spec)).map_err(locate(Role::Summarizer))?;
     let predictor = config.predictor.build().map_err(locate(Role::Predictor))?;
     let selector = config.selector.build().map_err(locate(Role::Selector))?;
-    let without = |role: Role, what: &str| -> CliError {
-        let error =
-            ConfigError::new(format!("{}.kind", role.section()), format!("a {} {what}", role.section()), "one without")
-                .hint("`oasis list` says which kinds have device code; device.kind = \"cpu\" runs all");
-        resolved.locate(error).into()
-    };
-    let code = |role: Role, code: Option<DeviceCode>| -> CliResult<SourceFile> {
-        let DeviceCode { name, source } = code.ok_or_else(|| without(role, "with device code"))?;
-        Ok(SourceFile { name, text: source })
-    };
+    let code = |code: Option<DeviceCode>| code.map(|DeviceCode { name, source }| SourceFile { name, text: source });
     if config.kv.dense_layers > 0 {
         let error = ConfigError::new("kv.dense_layers", "0 on a CUDA device", config.kv.dense_layers)
             .hint("device.kind = \"cpu\" runs dense layers");
@@ -98,8 +90,13 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
                 .hint("name an EAGLE-3 head of this model, or choose a predictor that needs none: predictor.kind");
         return Err(resolved.locate(error).into());
     }
-    let aggregate = predictor.by_score().ok_or_else(|| without(Role::Predictor, "that ranks by score"))?;
-    let gather = match config.transport.device_link() {
+    if source == QuerySource::PreviousLayer || predictor.correction().is_some() {
+        let expected = "a predictor that ranks by a query of the same layer and does not correct itself";
+        let error = ConfigError::new("predictor.kind", expected, "one that does not")
+            .hint("device.kind = \"cpu\" runs every predictor");
+        return Err(resolved.locate(error).into());
+    }
+    let (gather, copy_engine) = match config.transport.device_link() {
         Some(DeviceLink::Gather { ctas, depth }) => {
             let usual = GatherOptions::default();
             let stages = depth.unwrap_or(usual.stages);
@@ -107,9 +104,11 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
                 let error = ConfigError::new("transport.depth", "2 to 16 entries in flight, or 0", stages);
                 return Err(resolved.locate(error).into());
             }
-            GatherOptions { ctas: ctas.map_or(usual.ctas, |ctas| ctas as u32), stages, stores: stages / 2 }
+            let ctas = ctas.map_or(usual.ctas, |ctas| ctas as u32);
+            (GatherOptions { ctas, stages, stores: stages / 2 }, false)
         }
-        Some(DeviceLink::CopyEngine) | None => {
+        Some(DeviceLink::CopyEngine) => (GatherOptions::default(), true),
+        None => {
             let error =
                 ConfigError::new("transport.kind", "a transport that reaches GPU memory", "one between host memories")
                     .hint("pcie-uva is the usual one");
@@ -126,11 +125,12 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
         budget_blocks: budget,
         cap: selector.cap(budget).min(budget),
         source,
-        aggregate,
+        aggregate: predictor.by_score(),
         summary_rows: summarizer.rows_per_block(),
-        summarizer: code(Role::Summarizer, summarizer.device_code())?,
-        selector: code(Role::Selector, selector.device_code())?,
+        summarizer: code(summarizer.device_code()),
+        selector: code(selector.device_code()),
         gather,
+        copy_engine,
         host: HostOptions { capacity, alias: None },
     })
 }
@@ -143,12 +143,61 @@ pub enum Weights<'a> {
     Random(&'a DecoderSpec, &'a Eagle3Spec),
 }
 
+impl Weights<'_> {
+    fn spec(&self) -> &DecoderSpec {
+        match self {
+            Self::Loaded(loaded) => &loaded.spec,
+            Self::Random(spec, _) => spec,
+        }
+    }
+}
+
+/// Says that policies run on the host, and why.
+pub fn bridge_notice(sparse: &SparseOptions, bridge: Bridge) -> String {
+    let lacks = [
+        (sparse.summarizer.is_none(), "the summarizer has no device code"),
+        (sparse.aggregate.is_none(), "the predictor does not rank by score"),
+        (sparse.selector.is_none(), "the selector has no device code"),
+    ];
+    let why: Vec<&str> = lacks.into_iter().filter_map(|(lacks, why)| lacks.then_some(why)).collect();
+    let what = match bridge {
+        Bridge::Selection => "selection runs",
+        Bridge::Prediction => "prediction and selection run",
+    };
+    format!("{what} on the host, which every layer of a step waits for: this is slow ({})", why.join(", "))
+}
+
+/// The policies of a configuration, for the host to run; the configuration has been checked.
+fn host_policies(config: &Config, spec: &DecoderSpec) -> CliResult<HostPolicies> {
+    let failure = |role| move |error| CliError::from(spec_error(role, error));
+    Ok(HostPolicies {
+        summarizer: config.summarizer.build(head_shape(spec)).map_err(failure(Role::Summarizer))?,
+        predictor: config.predictor.build().map_err(failure(Role::Predictor))?,
+        selector: config.selector.build().map_err(failure(Role::Selector))?,
+    })
+}
+
+fn head_shape(spec: &DecoderSpec) -> HeadShape {
+    HeadShape { group: spec.q_heads / spec.kv_heads, head_dim: spec.head_dim, block_tokens: BLOCK_TOKENS }
+}
+
 /// Starts an executor: plans the memory, copies or makes the weights, pins host memory, compiles the kernels.
 ///
 /// # Errors
 /// When the plan does not fit, before anything is read; or when the device refuses.
-pub fn start(config: &Config, weights: &Weights<'_>, options: CudaOptions) -> CliResult<CudaExecutor> {
+pub fn start(config: &Config, weights: &Weights<'_>, mut options: CudaOptions) -> CliResult<CudaExecutor> {
     let device = Device::open(config.device.ordinal)?;
+    let mut policies = None;
+    if let Residency::Sparse(sparse) = &mut options.residency {
+        if let Some(bridge) = sparse.bridge() {
+            tracing::warn!("{}", bridge_notice(sparse, bridge));
+            policies = Some(host_policies(config, weights.spec())?);
+        }
+        if let Some(DeviceLink::Gather { ctas, depth }) = config.transport.device_link() {
+            let (head_dim, ctas) = (weights.spec().head_dim, ctas.map(|ctas| ctas as u32));
+            sparse.gather = oasis_cuda::measure::gather_options(&device, head_dim, ctas, depth)?;
+        }
+    }
     // Only a draft query needs the head on the device.
     let drafts = matches!(&options.residency, Residency::Sparse(sparse) if sparse.source == QuerySource::Draft);
     let (spec, head) = match weights {
@@ -166,7 +215,8 @@ pub fn start(config: &Config, weights: &Weights<'_>, options: CudaOptions) -> Cl
         Weights::Random(..) => DeviceModel::random(&device, spec, head, options.max_context, 1)?,
     };
     let bar = Progress::parts("pinning host memory");
-    Ok(CudaExecutor::new(&device, model, plan, options, &|done, total| bar.set(done as u64, total as u64))?)
+    let progress = |done, total| bar.set(done as u64, total as u64);
+    Ok(CudaExecutor::with_policies(&device, model, plan, options, policies, &progress)?)
 }
 
 /// Starts an executor for a checkpoint.

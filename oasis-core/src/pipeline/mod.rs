@@ -9,12 +9,14 @@
 mod link;
 mod metrics;
 mod predict;
+mod rules;
 mod select;
 mod stage;
 mod trace;
 mod transfer;
 
 pub use metrics::{PipelineMetrics, StageMetrics};
+pub use rules::{RankMember, SelectMember, Selected, rank, select};
 pub use stage::{Stage, StageError, WorkerPriority};
 pub use trace::{Span, Tracer, Track};
 pub use transfer::{Offload, OffloadBlocks};

@@ -1,13 +1,14 @@
 //! Select: join ranking and working set, promote completed tail blocks, plan admissions.
 
-use crate::ids::{BlockId, KvHead, LayerId, RequestId, SlotId, Step};
+use crate::ids::{LayerId, RequestId, Step};
 use crate::memory::{LayerCache, Resident, Summaries};
 use crate::pipeline::link::LinkMeter;
-use crate::pipeline::stage::{Queue, Stage, StageError, guarded};
+use crate::pipeline::rules::{self, SelectMember};
+use crate::pipeline::stage::{Queue, StageError};
 use crate::pipeline::transfer::{TransferMember, TransferMessage, TransferTask};
 use crate::pipeline::{SelectTask, Tracer, Track};
-use crate::policy::{SelectBatch, SelectRequest, Selector};
-use crate::working_set::{Admission, Ranking, TransferPlan};
+use crate::policy::Selector;
+use crate::working_set::Ranking;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -96,81 +97,20 @@ impl SelectStage {
         want: &Ranking,
         members: &mut [TransferMember],
     ) -> Result<(), StageError> {
-        let mut fill = TransferPlan::new(members.len(), self.kv_heads);
-        for (index, member) in members.iter_mut().enumerate() {
-            let resident = &mut member.cache.resident;
-            if resident.set.is_empty() {
-                member.is_fill = true;
-                fill.fill(index, want, &resident.set);
-                apply(&fill, index, step, resident, &mut member.admissions);
-            }
-            for head in (0..self.kv_heads).map(KvHead::from) {
-                resident.set.touch(head, want.wanted(index, head), step);
-            }
-            if resident.tail.is_full() {
-                let block = resident.tail.block();
-                for head in (0..self.kv_heads).map(KvHead::from) {
-                    if let Some(slot) = promote(resident, head, block, want, index, step) {
-                        member.promotions.push((head, slot));
-                    }
-                }
-            }
-        }
-
+        let mut parts: Vec<SelectMember<'_>> = (members.iter_mut())
+            .map(|member| {
+                let Resident { set, tail, .. } = &mut member.cache.resident;
+                SelectMember { set, completed: tail.is_full().then(|| tail.block()) }
+            })
+            .collect();
         self.link.selecting(layer, step, Instant::now());
         let link = self.link.rate();
-        let mut plan = TransferPlan::new(members.len(), self.kv_heads);
-        guarded(Stage::Select, || {
-            let requests: Vec<_> = members.iter().map(|m| SelectRequest { have: &m.cache.resident.set }).collect();
-            self.selector.plan(&SelectBatch { layer, want, requests: &requests, link }, &mut plan);
-        })?;
-        for (index, member) in members.iter_mut().enumerate() {
-            plan.check(index, want, &member.cache.resident.set, self.cap)?;
-            apply(&plan, index, step, &mut member.cache.resident, &mut member.admissions);
-            member.deferred = count_missing(want, index, &member.cache.resident);
+        let selected = rules::select(&mut *self.selector, self.cap, layer, step, want, link, &mut parts)?;
+        for (member, selected) in members.iter_mut().zip(selected) {
+            member.selected = selected;
         }
         Ok(())
     }
-}
-
-/// Gives a completed tail block its slot, unless it was placed there by a first fill already.
-fn promote(
-    resident: &mut Resident,
-    head: KvHead,
-    block: BlockId,
-    want: &Ranking,
-    request: usize,
-    step: Step,
-) -> Option<SlotId> {
-    if resident.set.head(head).contains(block) {
-        return None;
-    }
-    let slot = resident.set.promotion_slot(head, want.wanted(request, head))?;
-    resident.set.place(head, Admission { block, slot }, step);
-    Some(slot)
-}
-
-fn apply(
-    plan: &TransferPlan,
-    request: usize,
-    step: Step,
-    resident: &mut Resident,
-    admissions: &mut Vec<(KvHead, Admission)>,
-) {
-    for head in (0..plan.kv_heads()).map(KvHead::from) {
-        for &admission in plan.head(request, head) {
-            resident.set.place(head, admission, step);
-            admissions.push((head, admission));
-        }
-    }
-}
-
-fn count_missing(want: &Ranking, request: usize, resident: &Resident) -> usize {
-    let missing = |head: KvHead| {
-        let residents = resident.set.head(head).residents();
-        want.head(request, head).iter().filter(|w| !residents.contains(w.block)).count()
-    };
-    (0..want.kv_heads()).map(|head| missing(KvHead::from(head))).sum()
 }
 
 fn fail(members: &mut [TransferMember], error: &StageError) {

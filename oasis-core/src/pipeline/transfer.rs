@@ -1,14 +1,15 @@
 //! Transfer: write completed blocks to the store, bring admitted entries into their slots.
 
 use crate::geometry::KvGeometry;
-use crate::ids::{BlockId, KvHead, LayerId, RequestId, SlotId, Step};
+use crate::ids::{BlockId, LayerId, RequestId, Step};
 use crate::memory::{
     BlockWrite, EntryCopy, EntryKey, EntryTarget, FetchedEntries, KvStore, LayerCache, StoreError, Transport,
 };
 use crate::pipeline::link::LinkMeter;
+use crate::pipeline::rules::Selected;
 use crate::pipeline::stage::{Stage, StageError, guarded};
 use crate::pipeline::{LayerDone, Returned, Tracer, Track};
-use crate::working_set::{Admission, Ranking};
+use crate::working_set::Ranking;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
@@ -17,28 +18,13 @@ use std::time::Instant;
 pub(super) struct TransferMember {
     pub request: RequestId,
     pub cache: LayerCache,
-    /// Slots that the completed tail block goes to.
-    pub promotions: Vec<(KvHead, SlotId)>,
-    /// Entries to fetch.
-    pub admissions: Vec<(KvHead, Admission)>,
-    /// The admissions are a first working set.
-    pub is_fill: bool,
-    /// Wanted entries left outside.
-    pub deferred: usize,
+    pub selected: Selected,
     pub error: Option<StageError>,
 }
 
 impl TransferMember {
     pub fn new(request: RequestId, cache: LayerCache) -> Self {
-        Self {
-            request,
-            cache,
-            promotions: Vec::new(),
-            admissions: Vec::new(),
-            is_fill: false,
-            deferred: 0,
-            error: None,
-        }
+        Self { request, cache, selected: Selected::default(), error: None }
     }
 }
 
@@ -166,9 +152,9 @@ impl TransferStage {
         let members = members.into_iter().map(|m| Returned {
             request: m.request,
             cache: m.cache,
-            filled: if m.is_fill { m.admissions.len() } else { 0 },
-            admitted: if m.is_fill { 0 } else { m.admissions.len() },
-            deferred: m.deferred,
+            filled: if m.selected.is_fill { m.selected.admissions.len() } else { 0 },
+            admitted: if m.selected.is_fill { 0 } else { m.selected.admissions.len() },
+            deferred: m.selected.deferred,
             error: m.error,
         });
         let done = LayerDone { layer, step, ranking, members: members.collect() };
@@ -187,11 +173,11 @@ impl TransferStage {
         let write = BlockWrite { block, bytes: bytemuck::cast_slice(resident.tail.entries()) };
         (self.runtime.block_on(self.store.put(member.request, layer, &[write])))
             .map_err(|error| StageError::Transfer(error.to_string()))?;
-        for &(head, slot) in &member.promotions {
+        for &(head, slot) in &member.selected.promotions {
             resident.copy_tail_to(head, slot);
         }
         // A first fill may want the block too; it need not cross the link either.
-        member.admissions.retain(|&(head, admission)| {
+        member.selected.admissions.retain(|&(head, admission)| {
             let is_tail = admission.block == block;
             if is_tail {
                 resident.copy_tail_to(head, admission.slot);
@@ -211,8 +197,8 @@ impl TransferStage {
         let mut keys = Vec::new();
         for member in members.iter_mut().filter(|m| m.error.is_none()) {
             // In slot order, as the slots are walked below.
-            member.admissions.sort_unstable_by_key(|&(head, admission)| (head, admission.slot));
-            keys.extend((member.admissions.iter()).map(|&(head, admission)| EntryKey {
+            member.selected.admissions.sort_unstable_by_key(|&(head, admission)| (head, admission.slot));
+            keys.extend((member.selected.admissions.iter()).map(|&(head, admission)| EntryKey {
                 request: member.request,
                 layer,
                 block: admission.block,
@@ -227,7 +213,7 @@ impl TransferStage {
         let mut sources = fetched.entries.iter();
         let mut copies = Vec::with_capacity(keys.len());
         for member in members.iter_mut().filter(|m| m.error.is_none()) {
-            let mut wanted = member.admissions.iter().peekable();
+            let mut wanted = member.selected.admissions.iter().peekable();
             for (head, slot, memory) in member.cache.resident.slots_mut() {
                 if wanted.next_if(|&&(h, admission)| h == head && admission.slot == slot).is_some() {
                     let source = sources.next().expect("a store returns one entry a key").bytes();

@@ -1,5 +1,6 @@
 //! The device: contexts, streams, graphs, memory and kernels, each owned, each error with its operation's name.
 
+mod batch;
 mod buffer;
 mod error;
 mod kernel;
@@ -7,6 +8,7 @@ mod pinned;
 mod stream;
 mod tensor_map;
 
+pub use batch::MemoryCopy;
 pub use buffer::DeviceBuffer;
 pub use error::DeviceError;
 pub use kernel::Kernel;

@@ -88,6 +88,17 @@ impl PinnedBuffer {
         }
     }
 
+    /// Parts of `bytes` bytes from byte `start` on that a copy engine takes one at a time: offset from `start`, and length.
+    pub fn parts(&self, start: usize, bytes: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let end = ((start + at) / Self::CHUNK + 1) * Self::CHUNK - start;
+            let part = (at, end.min(bytes) - at);
+            at += part.1;
+            (part.1 > 0).then_some(part)
+        })
+    }
+
     /// The bytes. The device may be writing where transfers to the host are under way.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the memory was zeroed chunk by chunk, or written since.

@@ -136,6 +136,11 @@ impl Stream {
         Ok(graph)
     }
 
+    /// The device.
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// The driver's handle.
     pub(crate) fn handle(&self) -> sys::CUstream {
         self.stream.cu_stream()

@@ -12,10 +12,17 @@ use oasis_core::policy::QuerySource;
 impl CudaExecutor {
     /// Runs a request's first decode step, which sees its full KV, and waits for it.
     pub(super) fn run_first(&mut self, id: RequestId, input: StepInput, staged: bool) -> Result<(), DeviceError> {
+        if self.parts.host_side.is_some() {
+            // The host writes whole lists: what is left of the last step must not be in the same one.
+            self.settle()?;
+        }
         let request = &self.requests[&id];
         let host = self.host_layers(id, request);
         let row = request.row;
         self.parts.memory.shared.singles()[0] = input;
+        if let Some(side) = &self.parts.host_side {
+            side.borrow_mut().begin([(row, input.position)]);
+        }
         let scope = Scope::First(FirstStep { row, fetch: host.filter(|_| !staged) });
         self.parts.queue_step(scope)?;
         let completes = (input.position as usize + 1).is_multiple_of(BLOCK_TOKENS);

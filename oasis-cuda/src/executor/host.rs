@@ -78,14 +78,21 @@ impl HostPool {
 
     /// Parts of `bytes` at `address` that a copy engine takes one at a time: offset and length.
     pub fn copies(&self, address: Address, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
-        let start = (address.0 - self.memory.address().0) as usize;
-        let mut at = 0;
-        std::iter::from_fn(move || {
-            let end = ((start + at) / PinnedBuffer::CHUNK + 1) * PinnedBuffer::CHUNK - start;
-            let part = (at, end.min(bytes) - at);
-            at += part.1;
-            (part.1 > 0).then_some(part)
-        })
+        self.memory.parts(self.offset(address), bytes)
+    }
+
+    /// Whether `address` is in this memory.
+    pub fn contains(&self, address: Address) -> bool {
+        (self.memory.address().0..self.memory.address().offset(self.memory.as_slice().len()).0).contains(&address.0)
+    }
+
+    /// The bytes at `address`.
+    pub fn bytes_at(&self, address: Address, bytes: usize) -> &[u8] {
+        &self.memory.as_slice()[self.offset(address)..][..bytes]
+    }
+
+    fn offset(&self, address: Address) -> usize {
+        (address.0 - self.memory.address().0) as usize
     }
 
     pub fn release(&mut self, request: RequestId) {

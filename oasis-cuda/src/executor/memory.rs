@@ -398,7 +398,7 @@ impl Memory {
                         slots: device.zeros(heads * extent.slots * entry)?,
                         tail: device.zeros(heads * 2 * entry)?,
                         summaries: device
-                            .zeros(heads * extent.tiles * tile_bytes(sparse.summary_rows, spec.head_dim))?,
+                            .zeros(heads * extent.tiles * tile_bytes(sparse.device_rows(), spec.head_dim))?,
                         slot_block: device.zeros(heads * extent.slots)?,
                         last_selected: device.zeros(heads * extent.slots)?,
                         scores: device.zeros(heads * extent.tiles * BLOCK_TOKENS)?,

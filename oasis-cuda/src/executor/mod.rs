@@ -1,7 +1,10 @@
 //! The CUDA executor: prefill, decode steps as graphs, working sets that a gather fills from host memory.
 
+mod bridge;
+mod copy_engine;
 mod first;
 mod host;
+mod host_side;
 mod memory;
 mod options;
 mod parts;
@@ -13,7 +16,8 @@ mod step;
 mod synthetic;
 mod timeline;
 
-pub use options::{CudaOptions, GatherOptions, HostOptions, Residency, SparseOptions, StepMode};
+pub use host_side::HostPolicies;
+pub use options::{Bridge, CudaOptions, GatherOptions, HostOptions, Residency, SparseOptions, StepMode};
 pub use plan::{MemoryPlan, RequestPlan};
 pub use synthetic::StepBytes;
 
@@ -22,7 +26,9 @@ use crate::gemm::{GemmOptions, Gemms};
 use crate::kernels::{CopyList, StepInput};
 use crate::layout::{BLOCK_TOKENS, entry_bytes};
 use crate::model::DeviceModel;
+use copy_engine::list_landing;
 use host::HostPool;
+use host_side::HostSide;
 use memory::{MOST_ROWS, Memory};
 use oasis_core::executor::{
     Admission, DecodeRow, Executor, ExecutorInfo, ExecutorStats, PrefillProgress, RequestError, Sequence,
@@ -123,6 +129,25 @@ impl CudaExecutor {
         options: CudaOptions,
         progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self, DeviceError> {
+        Self::with_policies(device, model, plan, options, None, progress)
+    }
+
+    /// The same with policies for the host to run, where not all of them have device code: see
+    /// [`SparseOptions::bridge`].
+    ///
+    /// # Errors
+    /// As [`CudaExecutor::new`], and when there are no policies although the options need some.
+    pub fn with_policies(
+        device: &Device,
+        model: DeviceModel,
+        plan: MemoryPlan,
+        mut options: CudaOptions,
+        policies: Option<HostPolicies>,
+        progress: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Self, DeviceError> {
+        if options.needs_host() {
+            options.mode = StepMode::Streams;
+        }
         let spec = model.spec.clone();
         let extent = Extent::new(&options);
         let head = model.head.as_ref().map(|head| head.spec.clone()).filter(|_| extent.queries == 2);
@@ -139,7 +164,20 @@ impl CudaExecutor {
             dtype: KvDtype::Bf16,
         };
         let (mut host, mut budget_blocks, mut cap) = (None, None, 0);
+        let (mut host_side, mut landing) = (None, None);
         if let Residency::Sparse(sparse) = &options.residency {
+            if let Some(bridge) = sparse.bridge() {
+                let policies = policies.ok_or_else(|| {
+                    let problem = "expected policies for the host to run, as not all have device code; found none";
+                    DeviceError::new("starting an executor", problem)
+                })?;
+                let sizes = (geometry, extent, plan.requests);
+                host_side = Some(RefCell::new(HostSide::new(device, policies, sparse, bridge, sizes)?));
+            }
+            if sparse.copy_engine {
+                let copies = plan.requests * geometry.kv_heads * (extent.slots + 2);
+                landing = Some(list_landing(device, copies)?);
+            }
             let request =
                 (geometry.layers * options.max_context.div_ceil(BLOCK_TOKENS) * geometry.block_bytes()) as u64;
             let images = sparse.host.alias.unwrap_or(plan.requests) as u64;
@@ -166,7 +204,7 @@ impl CudaExecutor {
         };
         let workspaces = [gemms.workspace()?, gemms.workspace()?];
         let info = ExecutorInfo {
-            device: device.facts.name.clone(),
+            device: described(device, &options),
             geometry,
             budget_blocks,
             cap,
@@ -189,6 +227,8 @@ impl CudaExecutor {
             streams,
             events,
             marks: RefCell::new(None),
+            host_side,
+            list_landing: landing,
         };
         Ok(Self {
             info,
@@ -230,6 +270,10 @@ impl CudaExecutor {
     /// Queues a step of the rows whose inputs are set and waits for it.
     fn run_batch(&mut self, rows: usize) -> Result<(), DeviceError> {
         let bucket = self.bucket(rows);
+        if let Some(side) = &self.parts.host_side {
+            let positions = self.parts.memory.shared.inputs().iter().map(|input| input.position);
+            side.borrow_mut().begin(positions.enumerate().filter(|(_, position)| *position >= 0));
+        }
         if self.parts.options.mode == StepMode::Graph && !self.graphs.contains_key(&bucket) {
             let graph = self.capture(bucket)?;
             self.graphs.insert(bucket, graph);
@@ -312,6 +356,9 @@ impl CudaExecutor {
         let Some(base) = self.parts.host.as_ref().and_then(|host| host.address(id)) else { return Ok(()) };
         for layer in 0..layers {
             self.parts.memory.shared.hosts()[layer * rows + row] = base.offset(layer * blocks * block).0;
+        }
+        if let Some(side) = &self.parts.host_side {
+            side.borrow_mut().admit(row, base, blocks * block);
         }
         let stream = &self.parts.streams.foreground;
         let Some(sparse) = &self.parts.memory.sparse else { return Ok(()) };
@@ -511,9 +558,15 @@ impl CudaExecutor {
             self.run_first(id, input, staged)?;
         }
         let outputs = self.parts.memory.shared.outputs().to_vec();
+        let failures = self.parts.host_side.as_ref().map(|side| side.borrow_mut().take_failures()).unwrap_or_default();
         let results = rows.iter().zip(checked).map(|(row, place)| {
             let place = place?;
             let request = self.requests.get_mut(&row.request).expect("checked above");
+            if let Some(problem) = failures.get(&place) {
+                let problem = format!("request {}: {problem}", row.request);
+                request.phase = Phase::Failed(problem.clone());
+                return Err(RequestError(problem));
+            }
             request.position += 1;
             request.phase = Phase::Decode;
             self.tokens += 1;
@@ -525,6 +578,20 @@ impl CudaExecutor {
     fn lists(&self) -> Vec<CopyList> {
         let lists = self.parts.memory.sparse.as_ref().map(|sparse| sparse.lists.read());
         lists.and_then(Result::ok).unwrap_or_default()
+    }
+}
+
+/// The device's name, and what it leaves to the host.
+fn described(device: &Device, options: &CudaOptions) -> String {
+    let bridge = match &options.residency {
+        Residency::Sparse(sparse) => sparse.bridge(),
+        Residency::Dense => None,
+    };
+    let name = &device.facts.name;
+    match bridge {
+        None => name.clone(),
+        Some(Bridge::Selection) => format!("{name}, selection on the host"),
+        Some(Bridge::Prediction) => format!("{name}, prediction and selection on the host"),
     }
 }
 
@@ -587,6 +654,9 @@ impl Executor for CudaExecutor {
             let _ = self.parts.streams.offload.synchronize();
         }
         self.rows[request.row] = None;
+        if let Some(side) = &self.parts.host_side {
+            side.borrow_mut().release(request.row);
+        }
         self.device_bytes -= request.footprint;
         if let Some(host) = &mut self.parts.host {
             host.release(id);

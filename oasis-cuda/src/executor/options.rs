@@ -12,7 +12,9 @@ pub enum Residency {
     Sparse(SparseOptions),
 }
 
-/// The policies of sparse decoding, as far as the device runs them itself.
+/// The policies of sparse decoding, as far as the device runs them itself. What it does not, [`HostPolicies`] do.
+///
+/// [`HostPolicies`]: super::HostPolicies
 #[derive(Debug, Clone, PartialEq)]
 pub struct SparseOptions {
     /// Blocks per KV head on the device, K.
@@ -21,18 +23,55 @@ pub struct SparseOptions {
     pub cap: usize,
     /// Whose query blocks are ranked by.
     pub source: QuerySource,
-    /// How the scores of a group become one.
-    pub aggregate: Aggregate,
-    /// Device code of the summarizer.
-    pub summarizer: SourceFile,
+    /// How the scores of a group become one; `None` for a predictor that does not rank by score, which the host runs.
+    pub aggregate: Option<Aggregate>,
+    /// Device code of the summarizer; `None` for one that the host runs.
+    pub summarizer: Option<SourceFile>,
     /// Its rows per block.
     pub summary_rows: usize,
-    /// Device code of the selector.
-    pub selector: SourceFile,
+    /// Device code of the selector; `None` for one that the host runs.
+    pub selector: Option<SourceFile>,
     /// How admitted blocks cross the link.
     pub gather: GatherOptions,
+    /// Copies are queued one by one by the host, for the copy engine, instead of carried out by the gather.
+    pub copy_engine: bool,
     /// Host memory for the full KV of requests.
     pub host: HostOptions,
+}
+
+/// What the host does in every layer of a step, and waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bridge {
+    /// Selection: the device scores blocks, the host ranks them and plans.
+    Selection,
+    /// Summaries and ranking as well: the device gives keys and queries.
+    Prediction,
+}
+
+impl SparseOptions {
+    /// What the host must do, as not all policies have device code.
+    pub fn bridge(&self) -> Option<Bridge> {
+        match (self.scoring(), self.selector) {
+            (None, _) => Some(Bridge::Prediction),
+            (Some(_), None) => Some(Bridge::Selection),
+            (Some(_), Some(_)) => None,
+        }
+    }
+
+    /// Device code of the summarizer and how scores are joined, where the device scores blocks.
+    pub fn scoring(&self) -> Option<(SourceFile, Aggregate)> {
+        self.summarizer.zip(self.aggregate)
+    }
+
+    /// Rows per block that the device keeps.
+    pub fn device_rows(&self) -> usize {
+        self.scoring().map_or(0, |_| self.summary_rows)
+    }
+
+    /// Whether the host takes part in every layer: steps cannot be captured then.
+    pub fn needs_host(&self) -> bool {
+        self.bridge().is_some() || self.copy_engine
+    }
 }
 
 /// How the gather runs: few CTAs that leave the multiprocessors to the foreground.
@@ -67,11 +106,18 @@ pub struct HostOptions {
 /// How a step reaches the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StepMode {
-    /// Captured once a batch size, launched as one graph.
+    /// Captured once a batch size, launched as one graph; where the host takes part in a step, as [`StepMode::Streams`].
     #[default]
     Graph,
     /// Queued kernel by kernel on the same streams.
     Streams,
+}
+
+impl CudaOptions {
+    /// Whether the host takes part in every layer of a step.
+    pub fn needs_host(&self) -> bool {
+        matches!(&self.residency, Residency::Sparse(sparse) if sparse.needs_host())
+    }
 }
 
 /// Sizes and choices of an executor.

@@ -1,12 +1,13 @@
 //! What an executor consists of, and the operations that steps and prefills share.
 
 use super::host::HostPool;
+use super::host_side::HostSide;
 use super::memory::{Memory, SparseMemory};
 use super::options::CudaOptions;
 use super::plan::{Extent, MemoryPlan};
 use super::programs::{DraftPrograms, Programs, SparsePrograms};
 use super::timeline::Mark;
-use crate::device::{Device, DeviceError, Event, Stream};
+use crate::device::{Device, DeviceError, Event, PinnedBuffer, Stream};
 use crate::gemm::{GemmShape, Gemms, Operands, Output, Workspace};
 use crate::kernels::{AddNormParams, Address};
 use crate::model::{DeviceHead, DeviceMatrix, DeviceModel, DeviceVector};
@@ -62,6 +63,10 @@ pub(super) struct Parts {
     pub events: Events,
     /// Events around the operations that are queued, where steps are traced.
     pub marks: RefCell<Option<Vec<Mark>>>,
+    /// What runs policies without device code.
+    pub host_side: Option<RefCell<HostSide>>,
+    /// Where lists of copies are read back to, for the copy engine.
+    pub list_landing: Option<PinnedBuffer>,
 }
 
 impl Parts {

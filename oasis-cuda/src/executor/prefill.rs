@@ -174,7 +174,7 @@ impl Parts {
                 }
                 let sets = &sparse.layers[index];
                 let tail = sets.tail.address().offset(pair * 2 * entry);
-                let summaries = sets.summaries.address().offset(pair * self.extent.tiles * self.tile_bytes());
+                let summaries = self.summaries(sets, pair);
                 (self.staging(sparse, index), Address::NONE, tail, summaries)
             }
         };

@@ -25,8 +25,10 @@ pub(super) struct LayerPrograms {
 
 /// Kernels of sparse decoding.
 pub(super) struct SparsePrograms {
-    pub scan: Kernel<Scan>,
-    pub select: Kernel<Select>,
+    /// `None` where the host ranks.
+    pub scan: Option<Kernel<Scan>>,
+    /// `None` where the host selects.
+    pub select: Option<Kernel<Select>>,
     pub gather: Kernel<Gather>,
     /// Attention over the full KV, for first steps.
     pub full: Kernel<Attention>,
@@ -68,7 +70,9 @@ impl Programs {
         let (head_dim, group) = (spec.head_dim, spec.q_heads / spec.kv_heads);
         // Where nothing is summarised the code of any summarizer will do.
         let (summarizer, rows) = match &options.residency {
-            Residency::Sparse(sparse) => (sparse.summarizer, sparse.summary_rows),
+            Residency::Sparse(sparse) => {
+                sparse.scoring().map_or((NO_SUMMARIES, 1), |(summarizer, _)| (summarizer, sparse.summary_rows))
+            }
             Residency::Dense => (NO_SUMMARIES, 1),
         };
         let paged = options.residency == Residency::Dense;
@@ -77,19 +81,25 @@ impl Programs {
             Residency::Dense => None,
             Residency::Sparse(sparse) => {
                 let query = usize::from(sparse.source == QuerySource::Draft);
-                let max = sparse.aggregate == Aggregate::Max;
-                let scan = Scan { head_dim, group, queries, query, max, stages: 2, summarizer, rows };
-                let select = Select::for_blocks(head_dim, slots, blocks, sparse.selector).ok_or_else(|| {
+                let scan = sparse.scoring().map(|(summarizer, aggregate)| {
+                    let max = aggregate == Aggregate::Max;
+                    Scan { head_dim, group, queries, query, max, stages: 2, summarizer, rows }
+                });
+                let too_long = || {
                     DeviceError::new(
                         format!("preparing selection over {blocks} blocks"),
                         "expected a context of at most 16,384 blocks (262,144 tokens)",
                     )
                     .hint("lower engine.max_context")
-                })?;
+                };
+                let select = match (sparse.bridge(), sparse.selector) {
+                    (None, Some(code)) => Some(Select::for_blocks(head_dim, slots, blocks, code).ok_or_else(too_long)?),
+                    _ => None,
+                };
                 let super::options::GatherOptions { stages, stores, .. } = sparse.gather;
                 Some(SparsePrograms {
-                    scan: device.load(compiler, &scan)?,
-                    select: device.load(compiler, &select)?,
+                    scan: scan.map(|scan| device.load(compiler, &scan)).transpose()?,
+                    select: select.map(|select| device.load(compiler, &select)).transpose()?,
                     gather: device.load(compiler, &Gather { head_dim, stages, stores })?,
                     full: device.load(compiler, &Attention { head_dim, group, queries, paged: true, stages: 2 })?,
                     schedule_first: device.load(compiler, &Schedule { queries })?,

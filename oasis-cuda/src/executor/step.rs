@@ -8,7 +8,7 @@
 //! - transfer: gather(l) after selection(l) for the first layers; those of the others are left to the start of the next
 //!   step, so that no step ends with a transfer that nothing hides.
 
-use super::memory::{Activations, ScheduleArrays, SparseMemory};
+use super::memory::{Activations, LayerSets, ScheduleArrays, SparseMemory};
 use super::options::Residency;
 use super::parts::{Parts, Work};
 use super::programs::{LayerPrograms, SparsePrograms};
@@ -52,7 +52,7 @@ pub(super) struct HostLayers {
 }
 
 impl Scope {
-    fn first_row(self) -> usize {
+    pub fn first_row(self) -> usize {
         match self {
             Self::Batch(_) => 0,
             Self::First(first) => first.row,
@@ -66,7 +66,7 @@ impl Scope {
         }
     }
 
-    fn is_first(self) -> bool {
+    pub fn is_first(self) -> bool {
         matches!(self, Self::First(_))
     }
 }
@@ -306,7 +306,7 @@ impl Parts {
     }
 
     /// Queries of a layer: each has its own, which its scan may still read while the next layer's are written.
-    fn query_buffer(&self, layer: usize) -> Address {
+    pub fn query_buffer(&self, layer: usize) -> Address {
         let activations = &self.memory.activations;
         activations.q.address().offset(layer * activations.attended.bytes())
     }
@@ -394,7 +394,7 @@ impl Parts {
                 let sets = &sparse.layers[layer];
                 let pair = row * spec.kv_heads;
                 let tail = sets.tail.address().offset(pair * 2 * entry);
-                let summaries = sets.summaries.address().offset(pair * self.extent.tiles * self.tile_bytes());
+                let summaries = self.summaries(sets, pair);
                 match scope {
                     Scope::Batch(_) => KvPlace {
                         append_to: tail,
@@ -422,11 +422,19 @@ impl Parts {
         sparse.staging.address().offset(layer % self.plan.prefill_layers * sparse.layer_bytes)
     }
 
+    /// Summaries of a layer from the `pair`-th row and KV head on; none where the host summarises.
+    pub fn summaries(&self, sets: &LayerSets, pair: usize) -> Address {
+        match self.tile_bytes() {
+            0 => Address::NONE,
+            tile => sets.summaries.address().offset(pair * self.extent.tiles * tile),
+        }
+    }
+
     /// Bytes of a summary tile.
     pub fn tile_bytes(&self) -> usize {
         match &self.options.residency {
             Residency::Dense => 0,
-            Residency::Sparse(sparse) => tile_bytes(sparse.summary_rows, self.model.spec.head_dim),
+            Residency::Sparse(sparse) => tile_bytes(sparse.device_rows(), self.model.spec.head_dim),
         }
     }
 
@@ -551,15 +559,18 @@ impl Parts {
             kv_heads: spec.kv_heads as i32,
             max_tiles: tiles as i32,
         };
+        // Where there is no scan, the host ranks.
+        let Some(kernel) = &programs.scan else { return Ok(()) };
         // SAFETY: summaries and scores are sized for all rows and the longest context.
         self.span(stream, Track::Predict, "scan", layer, || unsafe {
-            programs.scan.launch(stream, (self.attention_ctas(scope), 1), &params)
+            kernel.launch(stream, (self.attention_ctas(scope), 1), &params)
         })
     }
 
     fn select(&self, stages: Stages<'_>, stream: &Stream) -> Result<(), DeviceError> {
         let Stages { scope, sparse, programs, layer } = stages;
         let Residency::Sparse(options) = &self.options.residency else { return Ok(()) };
+        let Some(kernel) = &programs.select else { return self.select_on_host(scope, sparse, layer, stream) };
         let (schedule, spec, sets) = (self.schedule(scope), &self.model.spec, &sparse.layers[layer]);
         let pair = scope.first_row() * spec.kv_heads;
         let (slots, entry) = (self.extent.slots, entry_bytes(spec.head_dim));
@@ -586,7 +597,7 @@ impl Parts {
         };
         // SAFETY: tables are sized for all rows; the list has room for every slot and two copies a head.
         self.span(stream, Track::Select, "select", layer, || unsafe {
-            programs.select.launch(stream, (spec.kv_heads as u32, scope.requests() as u32), &params)
+            kernel.launch(stream, (spec.kv_heads as u32, scope.requests() as u32), &params)
         })
     }
 
@@ -594,6 +605,9 @@ impl Parts {
         let (Residency::Sparse(options), Some(sparse)) = (&self.options.residency, &self.memory.sparse) else {
             return Ok(());
         };
+        if options.copy_engine {
+            return self.copy_entries(sparse, layer, stream);
+        }
         let params = GatherParams { list: sparse.list(layer), copies: sparse.layers[layer].copies.address() };
         // SAFETY: the list was written by a selection: its sources are entries of reserved host memory or tails.
         self.span(stream, Track::Transfer, "gather", layer, || unsafe {

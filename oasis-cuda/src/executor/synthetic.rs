@@ -84,8 +84,12 @@ impl CudaExecutor {
         Ok(admission)
     }
 
-    /// Changes the most admissions a KV head and step; graphs are captured anew.
+    /// Changes the most admissions a KV head and step; graphs are captured anew. A selector that the host runs keeps its
+    /// own.
     pub fn set_cap(&mut self, cap: usize) {
+        if self.parts.host_side.is_some() {
+            return;
+        }
         if let Residency::Sparse(sparse) = &mut self.parts.options.residency {
             sparse.cap = cap;
             self.info.cap = cap;
@@ -104,7 +108,7 @@ impl CudaExecutor {
             let blocks = request.position / BLOCK_TOKENS;
             bytes.kv += heads * (blocks.min(self.parts.extent.slots) + 1) as u64 * entry;
             if let Residency::Sparse(sparse) = &self.parts.options.residency {
-                bytes.summaries += heads * blocks as u64 * (sparse.summary_rows * spec.head_dim * 2) as u64;
+                bytes.summaries += heads * blocks as u64 * (sparse.device_rows() * spec.head_dim * 2) as u64;
             }
             if let Some(head) = self.parts.model.head.as_ref().filter(|_| draft) {
                 let head_entry = entry_bytes(head.spec.head_dim) as u64;
@@ -132,6 +136,9 @@ impl CudaExecutor {
         };
         let table: Vec<i32> = (0..kv_heads).flat_map(|_| (0..slots).map(spread)).collect();
         self.parts.streams.foreground.synchronize()?;
+        if let Some(side) = &self.parts.host_side {
+            side.borrow_mut().occupy(row, &table);
+        }
         let Some(sparse) = &mut self.parts.memory.sparse else { return Ok(()) };
         for sets in &mut sparse.layers {
             sets.slot_block.write_at(row * kv_heads * slots, &table)?;

@@ -1,6 +1,7 @@
 //! Chosen algorithms on disk, so that a start times nothing twice.
 
 use super::GemmShape;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::io;
@@ -37,27 +38,30 @@ pub(super) struct Choice {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Entry {
-    key: Key,
-    choice: Choice,
+struct Entry<K, C> {
+    key: K,
+    choice: C,
 }
 
 /// What was stored for `key`; a file that cannot be read counts as none.
-pub(super) fn get(folder: &Path, key: &Key) -> Option<Choice> {
-    let entry: Entry = serde_json::from_slice(&std::fs::read(path(folder, key)).ok()?).ok()?;
+pub(crate) fn get<K: Serialize + DeserializeOwned + PartialEq, C: DeserializeOwned>(
+    folder: &Path,
+    key: &K,
+) -> Option<C> {
+    let entry: Entry<K, C> = serde_json::from_slice(&std::fs::read(path(folder, key)).ok()?).ok()?;
     (entry.key == *key).then_some(entry.choice)
 }
 
 /// Stores a choice; other processes see all of it or nothing.
-pub(super) fn put(folder: &Path, key: &Key, choice: &Choice) -> io::Result<()> {
+pub(crate) fn put<K: Serialize, C: Serialize>(folder: &Path, key: &K, choice: &C) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    serde_json::to_writer_pretty(&mut file, &Entry { key: key.clone(), choice: choice.clone() })?;
+    serde_json::to_writer_pretty(&mut file, &Entry { key, choice })?;
     file.persist(path(folder, key)).map_err(|error| error.error)?;
     Ok(())
 }
 
-fn path(folder: &Path, key: &Key) -> PathBuf {
+fn path<K: Serialize>(folder: &Path, key: &K) -> PathBuf {
     let text = serde_json::to_vec(key).expect("a struct of numbers and text");
     let name: String = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
     folder.join(format!("{name}.json"))
@@ -84,15 +88,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("new");
         let choice = Choice { rows: 8, algorithm: [u64::MAX, 1, 2, 3, 4, 5, 6, 7], micros: 12.5 };
-        assert_eq!(get(&folder, &key(2)), None);
+        assert_eq!(get::<_, Choice>(&folder, &key(2)), None);
         put(&folder, &key(2), &choice).unwrap();
         assert_eq!(get(&folder, &key(2)), Some(choice.clone()));
-        assert_eq!(get(&folder, &key(3)), None);
+        assert_eq!(get::<_, Choice>(&folder, &key(3)), None);
         let newer = Key { cublaslt: 130_100, ..key(2) };
-        assert_eq!(get(&folder, &newer), None);
+        assert_eq!(get::<_, Choice>(&folder, &newer), None);
         // A file under another key's name is not believed.
         std::fs::copy(path(&folder, &key(2)), path(&folder, &newer)).unwrap();
-        assert_eq!(get(&folder, &newer), None);
+        assert_eq!(get::<_, Choice>(&folder, &newer), None);
     }
 
     #[test]
@@ -102,6 +106,6 @@ mod tests {
         let path = path(folder.path(), &key(1));
         let text = std::fs::read(&path).unwrap();
         std::fs::write(&path, &text[..text.len() / 2]).unwrap();
-        assert_eq!(get(folder.path(), &key(1)), None);
+        assert_eq!(get::<_, Choice>(folder.path(), &key(1)), None);
     }
 }

@@ -5,7 +5,7 @@
 //! same bits from run to run: algorithms whose sums depend on the order of arrival are not asked for, and the winner has
 //! shown it by running twice. They are not the same bits at another number of rows, where another algorithm may win.
 
-mod cache;
+pub(crate) mod cache;
 mod library;
 mod tune;
 

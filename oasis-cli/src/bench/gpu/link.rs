@@ -7,7 +7,8 @@ use crate::{assemble, text};
 use clap::Args;
 use oasis_core::config::Layer;
 use oasis_cuda::device::Device;
-use oasis_cuda::measure::Ceilings;
+use oasis_cuda::measure::{Ceilings, EntryRates, gather_options};
+use serde::Serialize;
 use std::io::Write;
 
 /// Arguments of `bench link`.
@@ -18,6 +19,14 @@ pub struct LinkArgs {
     json: bool,
 }
 
+/// What was measured, in bytes a second.
+#[derive(Serialize)]
+struct Link {
+    #[serde(flatten)]
+    ceilings: Ceilings,
+    entries: EntryRates,
+}
+
 /// Measures and prints.
 ///
 /// # Errors
@@ -26,17 +35,38 @@ pub fn run(args: &LinkArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResu
     let resolved = resolve(global, vec![Layer::assignment("oasis bench", "device.kind=cuda")?])?;
     assemble::check_device(&resolved.config)?;
     let device = Device::open(resolved.config.device.ordinal)?;
+    // Entries of 8 KiB, as most models have them.
+    let head_dim = 128;
+    let gather = gather_options(&device, head_dim, None, None)?;
+    let entries = EntryRates::measure(&device, head_dim, gather)?;
     let ceilings = Ceilings::measure(&device)?;
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &ceilings)?;
+        serde_json::to_writer_pretty(&mut *out, &Link { ceilings, entries })?;
         return Ok(writeln!(out)?);
     }
+    let rate = |bytes: f64| format!("{:.1} GB/s", bytes / 1e9);
+    let kib = entries.entry_bytes / 1024;
     let rows = [
-        ("device", device.facts.name.clone()),
-        ("memory read", format!("{:.2} TB/s", ceilings.memory_read / 1e12)),
-        ("host to device", format!("{:.1} GB/s", ceilings.host_to_device / 1e9)),
-        ("device to host", format!("{:.1} GB/s", ceilings.device_to_host / 1e9)),
+        ("device".to_owned(), device.facts.name.clone()),
+        ("memory read".to_owned(), format!("{:.2} TB/s", ceilings.memory_read / 1e12)),
+        ("host to device".to_owned(), rate(ceilings.host_to_device)),
+        ("device to host".to_owned(), rate(ceilings.device_to_host)),
+        (
+            format!("{kib} KiB entries, gather"),
+            format!(
+                "{}, {} beside memory reads ({} CTAs, {} entries each)",
+                rate(entries.gather),
+                rate(entries.gather_beside),
+                entries.gather_ctas,
+                entries.gather_depth
+            ),
+        ),
+        (format!("{kib} KiB entries, one copy each"), rate(entries.copy_engine)),
+        (
+            format!("{kib} KiB entries, copies in one call"),
+            entries.copy_engine_batch.map_or_else(|| "not with this driver".to_owned(), rate),
+        ),
     ];
-    let rows: Vec<Vec<String>> = rows.into_iter().map(|(what, figure)| vec![what.to_owned(), figure]).collect();
+    let rows: Vec<Vec<String>> = rows.into_iter().map(|(what, figure)| vec![what, figure]).collect();
     Ok(writeln!(out, "{}", text::columns(&rows).join("\n"))?)
 }
