@@ -173,6 +173,15 @@ struct Row {
     }
 };
 
+// Zeroes the values of an entry from key `seen` on: what an earlier request left there may be NaN, and a weight of 0 does
+// not make that harmless.
+DEVICE void clear_unseen(u32 entry, i32 seen) {
+    for (u32 at = seen * kKeyRowBytes + (threadIdx.x & 31) * 16; at < kHalfEntryBytes; at += 512)
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(entry + kHalfEntryBytes + at), "r"(0) : "memory");
+    copy_fence();
+    __syncwarp();
+}
+
 // Number of the query head, among those of all tokens, that row `row` of the tile is.
 DEVICE u32 query_head(const Params& p, const Cursor& at, u32 row) {
     const u32 token = row / GROUP, member = row - token * GROUP;
@@ -374,10 +383,10 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) decode_attention(co
         const i32 stop = min(end, at.head_end), position = __ldg(p.position + at.request);
         const i32 full = full_entries(at, position);
         for (; next < stop; next += kWarps) {
-            const i32 index = next - at.head_begin;
+            const i32 index = next - at.head_begin, key_position = (position / kBlock + index - full) * kBlock;
             barrier_wait(shared_address(&barriers[warp][stage]), parity);
-            sums.add(q, shared_address(ring + stage * kEntryBytes), p.scale, index >= full,
-                     (position / kBlock + index - full) * kBlock, position);
+            if (index >= full) clear_unseen(shared_address(ring + stage * kEntryBytes), position + QUERIES - key_position);
+            sums.add(q, shared_address(ring + stage * kEntryBytes), p.scale, index >= full, key_position, position);
             __syncwarp();
             copy_next(stage);
             if (++stage == STAGES) {
