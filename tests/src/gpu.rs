@@ -94,8 +94,8 @@ pub struct Setup {
     pub host: u64,
     /// How steps reach the device.
     pub mode: StepMode,
-    /// Largest batch whose steps bring weights into the cache beforehand.
-    pub prefetch_batch: usize,
+    /// Multiprocessors that a prefill leaves to steps while others decode.
+    pub decode_multiprocessors: u32,
 }
 
 impl Setup {
@@ -110,7 +110,7 @@ impl Setup {
             prefill_layers: None,
             host: 1 << 30,
             mode: StepMode::Graph,
-            prefetch_batch: 4,
+            decode_multiprocessors: 40,
         }
     }
 
@@ -159,7 +159,7 @@ impl Setup {
             prefill_chunk: self.prefill_chunk,
             prefill_layers: self.prefill_layers,
             mode: self.mode,
-            prefetch_batch: self.prefetch_batch,
+            decode_multiprocessors: self.decode_multiprocessors,
         }
     }
 

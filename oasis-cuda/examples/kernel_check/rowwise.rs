@@ -5,8 +5,7 @@ use half::bf16;
 use oasis_cuda::device::DeviceBuffer;
 use oasis_cuda::kernels::{
     Activation, ActivationParams, AddNorm, AddNormParams, Address, Embed, EmbedParams, RandomWeights,
-    RandomWeightsParams, Schedule, ScheduleParams,
-    StepInput, Taps, TapsParams,
+    RandomWeightsParams, Schedule, ScheduleParams, StepInput, Taps, TapsParams,
 };
 
 pub fn check(rig: &mut Rig) -> Outcome<()> {

@@ -52,7 +52,7 @@ pub fn graphs_and_streams_say_the_same(scene: &Scene) {
     let prompts = [3, 47, 400].map(|tokens| scene.prompts.prose(tokens, 3));
     for setup in setups(4) {
         let graph = together(&mut setup.start(&scene.device, &scene.tiny), &prompts, 50);
-        let streams = Setup { mode: StepMode::Streams, prefetch_batch: 0, ..setup.clone() };
+        let streams = Setup { mode: StepMode::Streams, ..setup.clone() };
         let streams = together(&mut streams.start(&scene.device, &scene.tiny), &prompts, 50);
         assert_eq!(graph, streams, "{setup:?}");
     }
