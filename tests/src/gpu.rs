@@ -94,8 +94,6 @@ pub struct Setup {
     pub host: u64,
     /// How steps reach the device.
     pub mode: StepMode,
-    /// Multiprocessors that a prefill leaves to steps while others decode.
-    pub decode_multiprocessors: u32,
 }
 
 impl Setup {
@@ -110,7 +108,6 @@ impl Setup {
             prefill_layers: None,
             host: 1 << 30,
             mode: StepMode::Graph,
-            decode_multiprocessors: 40,
         }
     }
 
@@ -159,7 +156,6 @@ impl Setup {
             prefill_chunk: self.prefill_chunk,
             prefill_layers: self.prefill_layers,
             mode: self.mode,
-            decode_multiprocessors: self.decode_multiprocessors,
         }
     }
 
