@@ -76,9 +76,8 @@ struct Accumulator {
         }
     }
 
-    // Adds the 16 keys of an entry. Tail: key i stands at `key_position` + i, token t sees those up to `position` + t.
-    DEVICE void add(const u32 (&q)[kTiles][kSteps][4], u32 entry, float scale, bool tail, i32 key_position,
-                    i32 position) {
+    // Adds the 16 keys of an entry. Tail: token t sees those up to key `newest` + t.
+    DEVICE void add(const u32 (&q)[kTiles][kSteps][4], u32 entry, float scale, bool tail, i32 newest) {
         const u32 lane = threadIdx.x & 31;
         const u32 key = (lane & 7) + ((lane >> 4) << 3), value = lane & 15;
         const u32 keys = entry + key * kKeyRowBytes + ((((lane >> 3) & 1) ^ (key & 7)) << 4);
@@ -101,7 +100,7 @@ struct Accumulator {
         u32 p[kTiles][4];
 #pragma unroll
         for (int m = 0; m < kTiles; m++) {
-            if (tail) mask(s[m], m, key_position, position);
+            if (tail) mask(s[m], m, newest);
             softmax(s[m], p[m], m, scale);
         }
 #pragma unroll
@@ -116,14 +115,14 @@ struct Accumulator {
         }
     }
 
-    DEVICE static void mask(float (&s)[2][4], int m, i32 key_position, i32 position) {
+    DEVICE static void mask(float (&s)[2][4], int m, i32 newest) {
         const int lane = threadIdx.x & 31;
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int row = m * 16 + (lane >> 2) + (i >> 1) * 8;
-                if (key_position + n * 8 + (lane & 3) * 2 + (i & 1) > position + row / GROUP) s[n][i] = kMasked;
+                if (n * 8 + (lane & 3) * 2 + (i & 1) > newest + row / GROUP) s[n][i] = kMasked;
             }
     }
 
@@ -172,6 +171,16 @@ struct Row {
         max = next;
     }
 };
+
+// Zeroes the values of an entry from key `seen` on: what an earlier request left there may be NaN, and a weight of 0 does
+// not make that harmless.
+DEVICE void clear_unseen(u32 entry, i32 seen) {
+#pragma unroll 1
+    for (u32 at = seen * kKeyRowBytes + (threadIdx.x & 31) * 16; at < kHalfEntryBytes; at += 512)
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(entry + kHalfEntryBytes + at), "r"(0) : "memory");
+    copy_fence();
+    __syncwarp();
+}
 
 // Number of the query head, among those of all tokens, that row `row` of the tile is.
 DEVICE u32 query_head(const Params& p, const Cursor& at, u32 row) {
@@ -372,12 +381,15 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) decode_attention(co
         load_queries(p, at, q);
         sums.clear();
         const i32 stop = min(end, at.head_end), position = __ldg(p.position + at.request);
-        const i32 full = full_entries(at, position);
+        // Key of the request's own token, with all entries of the line in one row of keys.
+        const i32 own = position % kBlock + (at.head_begin + full_entries(at, position)) * kBlock;
         for (; next < stop; next += kWarps) {
-            const i32 index = next - at.head_begin;
+            // The same, counted from this entry's first: in full entries it lies beyond the last.
+            const i32 newest = own - next * kBlock;
+            const u32 entry = shared_address(ring + stage * kEntryBytes);
             barrier_wait(shared_address(&barriers[warp][stage]), parity);
-            sums.add(q, shared_address(ring + stage * kEntryBytes), p.scale, index >= full,
-                     (position / kBlock + index - full) * kBlock, position);
+            if (newest < kBlock) clear_unseen(entry, newest + QUERIES);
+            sums.add(q, entry, p.scale, newest < kBlock, newest);
             __syncwarp();
             copy_next(stage);
             if (++stage == STAGES) {

@@ -52,5 +52,5 @@ template <int N> DEVICE void copy_out_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 DEVICE void copy_out_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// Orders this thread's view of shared memory before later bulk copies out of it.
+// Orders this thread's use of shared memory before later bulk copies out of it or into it.
 DEVICE void copy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

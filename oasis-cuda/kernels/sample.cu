@@ -9,7 +9,7 @@ struct Params {
     const float* temperature;  // [rows], 0 is greedy
     const u64* cut;            // [rows], what filter.cu left of the tokens; null: all
     const u64* seed;           // [rows]
-    const i32* position;       // [rows]
+    const i32* position;       // [rows]; -1 for padding, whose token is left alone
     u64* best;                 // [rows], zero between launches
     u32* arrived;              // [rows], zero between launches
     i32* token;                // [rows], -1 where no logit is a number above negative infinity
@@ -50,7 +50,8 @@ struct Largest {
 
 extern "C" __global__ void __launch_bounds__(kThreads) sample_tokens(const __grid_constant__ Params p) {
     __shared__ u64 warps[kThreads / 32];
-    const i32 row = blockIdx.y, lane = threadIdx.x & 31;
+    const i32 row = blockIdx.y, lane = threadIdx.x & 31, position = __ldg(p.position + row);
+    if (position < 0) return;
     const i32 thread = blockIdx.x * kThreads + threadIdx.x, threads = gridDim.x * kThreads;
     const float* logits = p.logits + (u64)row * p.vocab;
     const float temperature = __ldg(p.temperature + row);
@@ -61,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample_tokens(const __gri
             largest.offer(logit, token);
         });
     } else {
-        const u64 request = mix(__ldg(p.seed + row) + kStep * (u64)(__ldg(p.position + row) + 1));
+        const u64 request = mix(__ldg(p.seed + row) + kStep * (u64)(position + 1));
         const float inverse = 1.0f / temperature;
         each_logit<kLoads>(logits, p.vocab, thread, threads, [&](float logit, i32 token) {
             // Most tokens cannot win, whatever their noise.

@@ -1,6 +1,7 @@
 //! Shared parts of the end-to-end tests: real and synthetic models, prompts, references, executors.
 
 pub mod drive;
+pub mod gpu;
 pub mod models;
 pub mod prompts;
 pub mod references;

@@ -75,7 +75,7 @@ pub fn sparse(model: &Arc<CpuModel>, budget_blocks: usize, settings: &[&str], tr
 }
 
 /// Admits a prompt and reads it; gives the first token.
-pub fn start(executor: &mut CpuExecutor, request: RequestId, prompt: &[TokenId], max_new_tokens: usize) -> TokenId {
+pub fn start(executor: &mut impl Executor, request: RequestId, prompt: &[TokenId], max_new_tokens: usize) -> TokenId {
     let sequence = Sequence { request, prompt: prompt.to_vec(), max_new_tokens, sampling: SamplingParams::default() };
     assert_eq!(executor.admit(sequence).unwrap(), oasis_core::executor::Admission::Admitted);
     loop {
@@ -86,7 +86,7 @@ pub fn start(executor: &mut CpuExecutor, request: RequestId, prompt: &[TokenId],
 }
 
 /// One decode step of one request.
-pub fn step(executor: &mut CpuExecutor, request: RequestId, token: TokenId) -> TokenId {
+pub fn step(executor: &mut impl Executor, request: RequestId, token: TokenId) -> TokenId {
     executor.decode(&[DecodeRow { request, token }]).unwrap().remove(0).unwrap()
 }
 

@@ -7,10 +7,10 @@ use oasis_cuda::kernels::{Address, Append, AppendParams};
 use oasis_cuda::layout::{entry_bytes, key_offset, summary_offset, tile_bytes, value_offset};
 use oasis_policies::summarizers::{Mean, Quest};
 
-const EPS: f64 = 1e-6;
+pub const EPS: f64 = 1e-6;
 
 /// Norm, where there is a weight, and rotation of one head.
-fn transformed(x: &[bf16], weight: Option<&[bf16]>, angles: Option<&[f32]>) -> Vec<f64> {
+pub fn transformed(x: &[bf16], weight: Option<&[bf16]>, angles: Option<&[f32]>) -> Vec<f64> {
     let half = x.len() / 2;
     let mut x: Vec<f64> = floats(x).collect();
     if let Some(weight) = weight {
@@ -26,7 +26,32 @@ fn transformed(x: &[bf16], weight: Option<&[bf16]>, angles: Option<&[f32]>) -> V
         .collect()
 }
 
-fn check_shape(rig: &mut Rig, shape: Append, quest: bool, norms: bool) -> Outcome<()> {
+/// Cosines and sines of random angles, `[positions][head_dim / 2]`.
+pub fn angles(rig: &mut Rig, positions: usize, head_dim: usize) -> Vec<f32> {
+    (0..positions * head_dim / 2)
+        .flat_map(|_| {
+            let angle = rig.random.float() * 3.0;
+            [angle.cos(), angle.sin()]
+        })
+        .collect()
+}
+
+/// Summary rows of a block whose keys lie in `entry`, `[rows][head_dim]`.
+pub fn summary_rows(entry: &[bf16], head_dim: usize, quest: bool) -> Vec<f64> {
+    (0..if quest { 2 } else { 1 })
+        .flat_map(|part| (0..head_dim).map(move |d| (part, d)))
+        .map(|(part, d)| {
+            let keys = (0..16).map(|t| at(entry, key_offset(head_dim, t, d)));
+            match (quest, part) {
+                (false, _) => keys.sum::<f64>() / 16.0,
+                (true, 0) => keys.fold(f64::NEG_INFINITY, f64::max),
+                (true, _) => keys.fold(f64::INFINITY, f64::min),
+            }
+        })
+        .collect()
+}
+
+fn check_shape(rig: &mut Rig, shape: Append, quest: bool, norms: bool, paged: bool) -> Outcome<()> {
     let Append { head_dim, queries, rows, .. } = shape;
     let positions = [0, -1, 14, 15, 31, 16, 47 * 16 + 15, 300];
     let (requests, q_heads, kv_heads, max_tiles) = (positions.len(), 6, 2, 3);
@@ -34,18 +59,16 @@ fn check_shape(rig: &mut Rig, shape: Append, quest: bool, norms: bool) -> Outcom
     let elements = entry_bytes(head_dim) / 2;
     let qkv = rig.random.bf16s(requests * queries * heads * head_dim);
     let (q_norm, k_norm) = (rig.random.bf16s(head_dim), rig.random.bf16s(head_dim));
-    let angles: Vec<f32> = (0..1024 * head_dim / 2)
-        .flat_map(|_| {
-            let angle = rig.random.float() * 3.0;
-            [angle.cos(), angle.sin()]
-        })
-        .collect();
-    let tail = rig.random.bf16s(requests * kv_heads * 2 * elements);
+    let angles = angles(rig, 1024, head_dim);
+    // Pages of the longest context and of the draft token's block.
+    let stride = 49;
+    let pages = rig.random.shuffled(requests * stride);
+    let tail = rig.random.bf16s(if paged { requests * stride } else { requests * 2 } * kv_heads * elements);
     let tile = tile_bytes(rows, head_dim) / 2;
     let d_qkv = rig.device.upload(&qkv)?;
     let (d_q_norm, d_k_norm) = (rig.device.upload(&q_norm)?, rig.device.upload(&k_norm)?);
     let (d_angles, d_position) = (rig.device.upload(&angles)?, rig.device.upload(&positions)?);
-    let d_tail = rig.device.upload(&tail)?;
+    let (d_tail, d_pages) = (rig.device.upload(&tail)?, rig.device.upload(&pages)?);
     let d_q: DeviceBuffer<bf16> = poisoned(&rig.device, requests * queries * q_heads * head_dim)?;
     let d_summaries: DeviceBuffer<bf16> = poisoned(&rig.device, requests * kv_heads * max_tiles * tile)?;
     let kernel = rig.device.load(&rig.compiler, &shape)?;
@@ -57,13 +80,13 @@ fn check_shape(rig: &mut Rig, shape: Append, quest: bool, norms: bool) -> Outcom
         position: d_position.address(),
         q: d_q.address(),
         tail: d_tail.address(),
-        pages: Address::NONE,
-        summaries: d_summaries.address(),
+        pages: if paged { d_pages.address() } else { Address::NONE },
+        summaries: if paged { Address::NONE } else { d_summaries.address() },
         requests: requests as i32,
         q_heads: q_heads as i32,
         kv_heads: kv_heads as i32,
         max_tiles: max_tiles as i32,
-        page_stride: 0,
+        page_stride: stride as i32,
         eps: EPS as f32,
     };
     // SAFETY: all buffers have the sizes that the parameters ask for.
@@ -83,7 +106,11 @@ fn check_shape(rig: &mut Rig, shape: Append, quest: bool, norms: bool) -> Outcom
                 have_q.extend(floats(&got_q[(row * q_heads + h) * head_dim..][..head_dim]));
             }
             for h in 0..kv_heads {
-                let entry = ((request * kv_heads + h) * 2 + position / 16 % 2) * elements;
+                let entry = elements
+                    * match paged {
+                        true => pages[request * stride + position / 16] as usize * kv_heads + h,
+                        false => (request * kv_heads + h) * 2 + position / 16 % 2,
+                    };
                 let key = transformed(head(q_heads + h), norms.then_some(&k_norm[..]), Some(angles));
                 let value = transformed(head(q_heads + kv_heads + h), None, None);
                 for d in 0..head_dim {
@@ -92,7 +119,7 @@ fn check_shape(rig: &mut Rig, shape: Append, quest: bool, norms: bool) -> Outcom
                 }
             }
         }
-        if first % 16 != 15 {
+        if first % 16 != 15 || paged {
             continue;
         }
         // The summary of what now lies in the tail.
@@ -100,22 +127,20 @@ fn check_shape(rig: &mut Rig, shape: Append, quest: bool, norms: bool) -> Outcom
         for h in 0..kv_heads {
             let entry = &got_tail[((request * kv_heads + h) * 2 + block % 2) * elements..][..elements];
             let tile_at = ((request * kv_heads + h) * max_tiles + block / 16) * tile;
+            want_rows.extend(summary_rows(entry, head_dim, quest));
             for (part, d) in (0..rows).flat_map(|part| (0..head_dim).map(move |d| (part, d))) {
-                let keys = (0..16).map(|t| at(entry, key_offset(head_dim, t, d)));
-                want_rows.push(match (quest, part) {
-                    (false, _) => keys.sum::<f64>() / 16.0,
-                    (true, 0) => keys.fold(f64::NEG_INFINITY, f64::max),
-                    (true, _) => keys.fold(f64::INFINITY, f64::min),
-                });
                 have_rows.push(at(&got_summaries[tile_at..], summary_offset(rows, head_dim, block % 16, part, d)));
                 summarised += 1;
             }
         }
     }
-    let what = format!("{} d {head_dim}, {queries} rows, norms {norms}", shape.summarizer.name);
+    let place = if paged { "pages" } else { "tail" };
+    let what = format!("{} d {head_dim}, {queries} rows, norms {norms}, {place}", shape.summarizer.name);
     rig.compare(name::<Append>(&format!("{what}: queries")), have_q, &want_q, 3e-3);
-    rig.compare(name::<Append>(&format!("{what}: tail")), floats(&got_tail), &want_tail, 3e-3);
-    rig.compare(name::<Append>(&format!("{what}: summaries")), have_rows, &want_rows, 3e-3);
+    rig.compare(name::<Append>(&format!("{what}: entries")), floats(&got_tail), &want_tail, 3e-3);
+    if !paged {
+        rig.compare(name::<Append>(&format!("{what}: summaries")), have_rows, &want_rows, 3e-3);
+    }
     let written = got_summaries.iter().filter(|value| value.to_bits() != u16::MAX).count();
     rig.same(name::<Append>(&format!("{what}: no other summary")), &[written], &[summarised]);
     Ok(())
@@ -124,8 +149,10 @@ fn check_shape(rig: &mut Rig, shape: Append, quest: bool, norms: bool) -> Outcom
 pub fn check(rig: &mut Rig) -> Outcome<()> {
     for (head_dim, queries, norms) in [(128, 2, true), (64, 1, false), (64, 2, true)] {
         let (quest, mean) = (summarizer(&Quest {})?, summarizer(&Mean {})?);
-        check_shape(rig, Append { head_dim, queries, summarizer: quest, rows: 2 }, true, norms)?;
-        check_shape(rig, Append { head_dim, queries, summarizer: mean, rows: 1 }, false, norms)?;
+        let shape = |summarizer, rows| Append { head_dim, queries, summarizer, rows };
+        check_shape(rig, shape(quest, 2), true, norms, false)?;
+        check_shape(rig, shape(mean, 1), false, norms, false)?;
+        check_shape(rig, shape(mean, 1), false, norms, true)?;
     }
     Ok(())
 }

@@ -12,6 +12,8 @@ struct Batch {
     shape: Attention,
     kv_heads: usize,
     slots: usize,
+    /// Whether the newest block is kept apart; without, it has a page.
+    apart: bool,
     /// -1 is padding.
     positions: Vec<i32>,
     full: Vec<usize>,
@@ -42,6 +44,7 @@ impl Batch {
         shape: Attention,
         kv_heads: usize,
         slots: usize,
+        apart: bool,
         positions: &[i32],
         copies: usize,
     ) -> Outcome<Self> {
@@ -53,11 +56,30 @@ impl Batch {
         let q = rig.random.bf16s(requests * shape.queries * kv_heads * shape.group * shape.head_dim);
         // A large batch repeats a random piece: what is read is what counts there.
         let piece = rig.random.bf16s((requests * kv_heads * slots * elements).min(1 << 24));
-        let entries: Vec<bf16> = piece.iter().copied().cycle().take(requests * kv_heads * slots * elements).collect();
-        let tail = rig.random.bf16s(requests * kv_heads * 2 * elements);
-        let mut pages: Vec<i32> = (0..(requests * slots) as i32).collect();
-        for i in (1..pages.len()).rev() {
-            pages.swap(i, rig.random.below(i + 1));
+        let mut entries: Vec<bf16> =
+            piece.iter().copied().cycle().take(requests * kv_heads * slots * elements).collect();
+        let mut tail = rig.random.bf16s(requests * kv_heads * 2 * elements);
+        let pages = rig.random.shuffled(requests * slots);
+        // What no token sees is not a number.
+        for (request, position) in positions.iter().enumerate().filter(|(_, position)| **position >= 0) {
+            let seen = *position as usize + shape.queries;
+            let (block, newest) = (*position as usize / BLOCK_TOKENS, (seen - 1) / BLOCK_TOKENS);
+            for head in 0..kv_heads {
+                let entry = match apart {
+                    true => &mut tail[((request * kv_heads + head) * 2 + newest % 2) * elements..][..elements],
+                    false => {
+                        let index = full[request] + newest - block;
+                        let page = pages[request * slots + index] as usize;
+                        &mut entries[(page * kv_heads + head) * elements..][..elements]
+                    }
+                };
+                for token in seen - newest * BLOCK_TOKENS..BLOCK_TOKENS {
+                    for d in 0..shape.head_dim {
+                        entry[key_offset(shape.head_dim, token, d) / 2] = bf16::NAN;
+                        entry[value_offset(shape.head_dim, token, d) / 2] = bf16::NAN;
+                    }
+                }
+            }
         }
         let device = Buffers {
             q: rig.device.upload(&q)?,
@@ -70,7 +92,20 @@ impl Batch {
             partial: poisoned(&rig.device, shape.partial_bytes(1024))?,
             arrived: rig.device.zeros(requests * kv_heads)?,
         };
-        Ok(Self { shape, kv_heads, slots, positions: positions.to_vec(), full, units, q, entries, pages, tail, device })
+        Ok(Self {
+            shape,
+            kv_heads,
+            slots,
+            apart,
+            positions: positions.to_vec(),
+            full,
+            units,
+            q,
+            entries,
+            pages,
+            tail,
+            device,
+        })
     }
 
     fn params(&self, copy: usize) -> AttentionParams {
@@ -79,7 +114,7 @@ impl Batch {
             q: q.address(),
             entries: entries[copy % entries.len()].address(),
             pages: if self.shape.paged { pages.address() } else { Address::NONE },
-            tail: tail.address(),
+            tail: if self.apart { tail.address() } else { Address::NONE },
             start: start.address(),
             position: position.address(),
             out: out.address(),
@@ -121,7 +156,11 @@ impl Batch {
                 let resident = (0..self.full[request]).map(|i| (&self.entries[slot(i) * elements..][..elements], 16));
                 let seen = position as usize + token + 1;
                 let tail = (block..=(seen - 1) / BLOCK_TOKENS).map(|b| {
-                    (&self.tail[(pair * 2 + b % 2) * elements..][..elements], (seen - b * BLOCK_TOKENS).min(16))
+                    let entry = match self.apart {
+                        true => &self.tail[(pair * 2 + b % 2) * elements..][..elements],
+                        false => &self.entries[slot(self.full[request] + b - block) * elements..][..elements],
+                    };
+                    (entry, (seen - b * BLOCK_TOKENS).min(16))
                 });
                 let keys: Vec<(&[bf16], usize)> =
                     resident.chain(tail).flat_map(|(entry, tokens)| (0..tokens).map(move |t| (entry, t))).collect();
@@ -150,20 +189,24 @@ impl Batch {
 pub fn check(rig: &mut Rig) -> Outcome<()> {
     // Padding, an empty context, block edges with and without a draft token in the next block, more blocks than slots.
     let positions = [0, -1, 14, 15, 16, 31, 37 * 16 + 3, -1, 52 * 16 + 15];
-    for (head_dim, group, queries, paged) in [
-        (128, 4, 2, false),
-        (128, 4, 1, true),
-        (64, 3, 2, false),
-        (64, 8, 1, true),
-        (128, 16, 2, false),
-        (128, 7, 2, true),
-        (64, 1, 1, false),
-        (64, 7, 1, true),
-        (128, 5, 2, false),
-        (128, 12, 1, false),
+    for (head_dim, group, queries, paged, apart) in [
+        (128, 4, 2, false, true),
+        (128, 4, 1, true, true),
+        (64, 3, 2, false, true),
+        (64, 8, 1, true, true),
+        (128, 16, 2, false, true),
+        (128, 7, 2, true, true),
+        (64, 1, 1, false, true),
+        (64, 7, 1, true, true),
+        (128, 5, 2, false, true),
+        (128, 12, 1, false, true),
+        // Pages for all blocks, the newest ones too.
+        (128, 4, 1, true, false),
+        (64, 3, 1, true, false),
+        (128, 8, 2, true, false),
     ] {
         let shape = Attention { head_dim, group, queries, paged, stages: 2 };
-        let mut batch = Batch::new(rig, shape, 2, 40, &positions, 1)?;
+        let mut batch = Batch::new(rig, shape, 2, if apart { 40 } else { 54 }, apart, &positions, 1)?;
         let kernel = rig.device.load(&rig.compiler, &shape)?;
         let live: Vec<usize> = (0..positions.len()).filter(|r| positions[*r] >= 0).collect();
         let want: Vec<f64> = live.iter().flat_map(|request| batch.reference(*request)).collect();
@@ -177,7 +220,12 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
             let out = batch.device.out.read()?;
             let got =
                 live.iter().flat_map(|request| floats(&out[request * batch.row_elements()..][..batch.row_elements()]));
-            rig.compare(name::<Attention>(&format!("{shape:?} x {ctas}")).replace("Attention ", ""), got, &want, 5e-3);
+            rig.compare(
+                name::<Attention>(&format!("{shape:?}, tail {apart} x {ctas}")).replace("Attention ", ""),
+                got,
+                &want,
+                5e-3,
+            );
         }
     }
     Ok(())
@@ -195,7 +243,8 @@ const QWEN3_8B: Attention = Attention { head_dim: 128, group: 4, queries: 2, pag
 pub fn time(rig: &mut Rig) -> Outcome<()> {
     let kernel = rig.device.load(&rig.compiler, &QWEN3_8B)?;
     for requests in [1, 8, 16, 32, 64, 92] {
-        let batch = Batch::new(rig, QWEN3_8B, 8, 128, &positions(requests, 1024), if requests < 32 { 24 } else { 3 })?;
+        let batch =
+            Batch::new(rig, QWEN3_8B, 8, 128, true, &positions(requests, 1024), if requests < 32 { 24 } else { 3 })?;
         let ctas = if requests < 32 { rig.device.facts.multiprocessors } else { rig.full_grid().0 };
         time_batch(
             rig,
@@ -205,7 +254,7 @@ pub fn time(rig: &mut Rig) -> Outcome<()> {
             (ctas, 1),
         )?;
     }
-    let single = Batch::new(rig, QWEN3_8B, 8, 128, &positions(1, 1024), 24)?;
+    let single = Batch::new(rig, QWEN3_8B, 8, 128, true, &positions(1, 1024), 24)?;
     for ctas in [8, 16, 32, 64, 264] {
         let what = format!("sparse attention, batch 1, K 128, 8 KV heads, {ctas} CTAs");
         time_batch(rig, &what, &kernel, &single, (ctas, 1))?;
@@ -213,7 +262,8 @@ pub fn time(rig: &mut Rig) -> Outcome<()> {
     let dense = Attention { queries: 1, paged: true, ..QWEN3_8B };
     let kernel = rig.device.load(&rig.compiler, &dense)?;
     for requests in [1, 8, 32] {
-        let batch = Batch::new(rig, dense, 8, 1025, &positions(requests, 1024), if requests < 8 { 4 } else { 1 })?;
+        let batch =
+            Batch::new(rig, dense, 8, 1025, false, &positions(requests, 1024), if requests < 8 { 4 } else { 1 })?;
         time_batch(rig, &format!("dense attention, batch {requests}, 16K, paged"), &kernel, &batch, rig.full_grid())?;
     }
     Ok(())
@@ -232,7 +282,7 @@ pub struct Foreground {
 
 impl Foreground {
     pub fn new(rig: &mut Rig) -> Outcome<Self> {
-        let batch = Batch::new(rig, QWEN3_8B, 8, 128, &positions(64, 1024), 2)?;
+        let batch = Batch::new(rig, QWEN3_8B, 8, 128, true, &positions(64, 1024), 2)?;
         Ok(Self { kernel: rig.device.load(&rig.compiler, &QWEN3_8B)?, batch })
     }
 

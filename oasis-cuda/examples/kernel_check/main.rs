@@ -7,6 +7,7 @@
 #![allow(unsafe_code, missing_docs)]
 
 mod append;
+mod append_prompt;
 mod attention;
 mod gather;
 mod gemm;
@@ -23,10 +24,11 @@ use rig::{Outcome, Rig};
 type Part = fn(&mut Rig) -> Outcome<()>;
 
 /// Name, check and timing of each module.
-const PARTS: [(&str, Part, Part); 10] = [
+const PARTS: [(&str, Part, Part); 11] = [
     ("rowwise", rowwise::check, rowwise::time),
     ("sample", sample::check, sample::time),
     ("append", append::check, append::time),
+    ("append_prompt", append_prompt::check, append_prompt::time),
     ("attention", attention::check, attention::time),
     ("scan", scan::check, scan::time),
     ("select", select::check, select::time),

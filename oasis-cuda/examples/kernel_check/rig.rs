@@ -192,6 +192,15 @@ impl Random {
         (self.next() >> 40) as f32 / (1 << 22) as f32 - 2.0
     }
 
+    /// The numbers below `count` in random order.
+    pub fn shuffled(&mut self, count: usize) -> Vec<i32> {
+        let mut numbers: Vec<i32> = (0..count as i32).collect();
+        for i in (1..count).rev() {
+            numbers.swap(i, self.below(i + 1));
+        }
+        numbers
+    }
+
     pub fn bf16s(&mut self, count: usize) -> Vec<bf16> {
         (0..count).map(|_| bf16::from_f32(self.float())).collect()
     }

@@ -1,11 +1,11 @@
 //! Small kernels.
 
-use crate::rig::{Outcome, Rig, floats, name, poisoned, starts};
+use crate::rig::{Outcome, Random, Rig, floats, name, poisoned, starts};
 use half::bf16;
 use oasis_cuda::device::DeviceBuffer;
 use oasis_cuda::kernels::{
-    Activation, ActivationParams, AddNorm, AddNormParams, Address, Embed, EmbedParams, Schedule, ScheduleParams,
-    StepInput, Taps, TapsParams,
+    Activation, ActivationParams, AddNorm, AddNormParams, Address, Embed, EmbedParams, RandomWeights,
+    RandomWeightsParams, Schedule, ScheduleParams, StepInput, Taps, TapsParams,
 };
 
 pub fn check(rig: &mut Rig) -> Outcome<()> {
@@ -19,7 +19,8 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
     }
     check_activation(rig)?;
     check_embed(rig)?;
-    check_taps(rig)
+    check_taps(rig)?;
+    check_random(rig)
 }
 
 fn check_schedule(rig: &mut Rig, queries: usize, lag: i32) -> Outcome<()> {
@@ -189,6 +190,24 @@ fn check_taps(rig: &mut Rig) -> Outcome<()> {
         want[(request * 3 + 1) * hidden..][..hidden].copy_from_slice(&residual[request * queries * hidden..][..hidden]);
     }
     rig.same(name::<Taps>("hidden 584"), &d_taps.read()?, &want);
+    Ok(())
+}
+
+/// Random weights against the same hash.
+fn check_random(rig: &mut Rig) -> Outcome<()> {
+    let (pairs, seed, width) = (70_001, rig.seed, 0.37_f32);
+    let data: DeviceBuffer<u32> = rig.device.zeros(pairs + 1)?;
+    let kernel = rig.device.load(&rig.compiler, &RandomWeights)?;
+    let params = RandomWeightsParams { data: data.address(), pairs: pairs as u64, seed, width };
+    // SAFETY: as above.
+    unsafe { kernel.launch(&rig.stream, (7, 1), &params)? };
+    let number = |bits: u32| bf16::from_f32(bits as i32 as f32 * (1.0 / (1_u64 << 31) as f32) * width).to_bits();
+    let mut state = Random(seed);
+    let pair = |bits: u64| u32::from(number(bits as u32)) | u32::from(number((bits >> 32) as u32)) << 16;
+    // SplitMix64 is what the checks draw from, too.
+    let mut want: Vec<u32> = (0..pairs).map(|_| pair(state.next())).collect();
+    want.push(0);
+    rig.same(name::<RandomWeights>("70,001 pairs"), &data.read()?, &want);
     Ok(())
 }
 

@@ -16,6 +16,7 @@ const GREEDY: Rule = Rule { temperature: 0.0, top_k: 0, top_p: 1.0 };
 
 pub fn check(rig: &mut Rig) -> Outcome<()> {
     check_greedy(rig)?;
+    check_padding(rig)?;
     check_support(rig)?;
     check_frequencies(rig)
 }
@@ -109,6 +110,36 @@ fn check_greedy(rig: &mut Rig) -> Outcome<()> {
             rig.same(name::<Sample>(&format!("greedy, vocabulary {vocab} x {ctas}")), &got.tokens, &want);
         }
     }
+    Ok(())
+}
+
+/// A row of padding keeps its token, and its scratch is as it was.
+fn check_padding(rig: &mut Rig) -> Outcome<()> {
+    let (vocab, positions) = (1_000, [4, -1, 0]);
+    let rows = positions.len();
+    let logits: Vec<f32> = (0..rows * vocab).map(|_| rig.random.float()).collect();
+    let (d_logits, temperature) = (rig.device.upload(&logits)?, rig.device.zeros::<f32>(rows)?);
+    let (seeds, position) = (rig.device.zeros::<u64>(rows)?, rig.device.upload(&positions)?);
+    let (best, arrived) = (rig.device.zeros::<u64>(rows)?, rig.device.zeros::<u32>(rows)?);
+    let token = rig.device.upload(&[-7_i32; 3])?;
+    let kernel = rig.device.load(&rig.compiler, &Sample)?;
+    let params = SampleParams {
+        logits: d_logits.address(),
+        temperature: temperature.address(),
+        cut: Address::NONE,
+        seed: seeds.address(),
+        position: position.address(),
+        best: best.address(),
+        arrived: arrived.address(),
+        token: token.address(),
+        vocab: vocab as i32,
+    };
+    // SAFETY: all arrays have an element or a row of logits for each of the rows.
+    unsafe { kernel.launch(&rig.stream, (3, rows as u32), &params)? };
+    let tokens = token.read()?;
+    let kept: Vec<bool> = tokens.iter().map(|token| *token == -7).collect();
+    rig.same(name::<Sample>("padding keeps its token"), &kept, &[false, true, false]);
+    rig.same(name::<Sample>("padding: scratch"), &best.read()?, &[0; 3]);
     Ok(())
 }
 

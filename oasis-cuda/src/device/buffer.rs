@@ -75,10 +75,23 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # Errors
     /// [`DeviceError`] of the copy or of any work before.
     pub fn read(&self) -> Result<Vec<T>, DeviceError> {
+        self.read_at(0, self.len)
+    }
+
+    /// `len` elements from `start` on, once the device is done.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of the copy or of any work before.
+    ///
+    /// # Panics
+    /// When they end beyond the buffer.
+    pub fn read_at(&self, start: usize, len: usize) -> Result<Vec<T>, DeviceError> {
+        assert!(start + len <= self.len, "elements {start} + {len} of a buffer of {}", self.len);
         self.device.synchronize()?;
-        let mut data = vec![T::zeroed(); self.len];
+        let mut data = vec![T::zeroed(); len];
+        let from = self.address + (start * size_of::<T>()) as u64;
         // SAFETY: both sides have `len` elements, of a type that every bit pattern is a value of.
-        unsafe { result::memcpy_dtoh_sync(&mut data, self.address) }.check(|| "copying from the device")?;
+        unsafe { result::memcpy_dtoh_sync(&mut data, from) }.check(|| "copying from the device")?;
         Ok(data)
     }
 

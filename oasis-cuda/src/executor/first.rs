@@ -2,16 +2,23 @@
 
 use super::CudaExecutor;
 use super::options::Residency;
-use super::step::{FirstStep, Scope};
+use super::step::{FirstStep, HostLayers, Scope};
 use crate::device::DeviceError;
-use crate::kernels::{Address, StepInput};
-use crate::layout::BLOCK_TOKENS;
+use crate::kernels::StepInput;
+use crate::layout::{BLOCK_TOKENS, entry_bytes};
 use oasis_core::ids::RequestId;
 use oasis_core::policy::QuerySource;
 
 impl CudaExecutor {
     /// Runs a request's first decode step, which sees its full KV, and waits for it.
-    pub(super) fn run_first(&mut self, id: RequestId, input: StepInput, staged: bool) -> Result<(), DeviceError> {
+    pub(super) fn run_first(&mut self, id: RequestId, input: StepInput) -> Result<(), DeviceError> {
+        let staged = self.staged == Some(id);
+        if !staged {
+            // What is fetched takes the place of another request's full KV, or of what a prefill is writing.
+            self.staged = None;
+            self.parts.streams.prefill.synchronize()?;
+            self.parts.streams.offload.synchronize()?;
+        }
         if self.parts.host_side.is_some() {
             // The host writes whole lists: what is left of the last step must not be in the same one.
             self.settle()?;
@@ -27,7 +34,7 @@ impl CudaExecutor {
         self.parts.queue_step(scope)?;
         let completes = (input.position as usize + 1).is_multiple_of(BLOCK_TOKENS);
         if let (Some(host), true, false) = (host, completes, self.waits_for_selection()) {
-            self.queue_completed(input.position as usize / BLOCK_TOKENS, host.address, host.stride)?;
+            self.queue_completed(row, input.position as usize / BLOCK_TOKENS, host)?;
         }
         self.parts.streams.foreground.synchronize()
     }
@@ -36,16 +43,19 @@ impl CudaExecutor {
         matches!(&self.parts.options.residency, Residency::Sparse(sparse) if sparse.source == QuerySource::Exact)
     }
 
-    /// Writes the block that a first step has completed to the host: its selection put it where the full KV lies.
-    fn queue_completed(&self, block: usize, host: Address, stride: usize) -> Result<(), DeviceError> {
+    /// Writes the block that a first step has completed to the host: its selection put it where the full KV lies on the
+    /// device, which a later layer may have taken by now, but the tail still has it.
+    fn queue_completed(&self, row: usize, block: usize, host: HostLayers) -> Result<(), DeviceError> {
         let Some(sparse) = &self.parts.memory.sparse else { return Ok(()) };
-        let bytes = self.info.geometry.block_bytes();
-        for layer in 0..self.parts.layers() {
-            let to = host.offset(layer * stride + block * bytes);
-            let from = self.parts.staging(sparse, layer).offset(block * bytes);
-            for (at, part) in self.parts.host_parts(to, bytes) {
-                // SAFETY: the block is reserved; the entries were written by the step before on the same stream.
-                unsafe { self.parts.streams.foreground.copy(to.offset(at), from.offset(at), part)? };
+        let (kv_heads, entry) = (self.info.geometry.kv_heads, entry_bytes(self.info.geometry.head_dim));
+        for (layer, sets) in sparse.layers.iter().enumerate() {
+            for head in 0..kv_heads {
+                let to = host.address.offset(layer * host.stride + (block * kv_heads + head) * entry);
+                let from = sets.tail.address().offset(((row * kv_heads + head) * 2 + block % 2) * entry);
+                for (at, part) in self.parts.host_parts(to, entry) {
+                    // SAFETY: the block is reserved; the entry was written by the step before on the same stream.
+                    unsafe { self.parts.streams.foreground.copy(to.offset(at), from.offset(at), part)? };
+                }
             }
         }
         Ok(())

@@ -446,7 +446,7 @@ impl PrefillMemory {
         head: Option<&Eagle3Spec>,
         options: &CudaOptions,
     ) -> Result<Self, DeviceError> {
-        let chunk = options.prefill_chunk.next_power_of_two().min(options.max_context.next_power_of_two());
+        let chunk = options.chunk();
         // The last chunk of a prompt is run with more rows than it has.
         let tokens = options.max_context + chunk;
         let qkv = |q: usize, kv: usize, d: usize| (q + 2 * kv) * d;

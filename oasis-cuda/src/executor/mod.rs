@@ -5,6 +5,7 @@ mod copy_engine;
 mod first;
 mod host;
 mod host_side;
+mod inspect;
 mod memory;
 mod options;
 mod parts;
@@ -17,6 +18,7 @@ mod synthetic;
 mod timeline;
 
 pub use host_side::HostPolicies;
+pub use inspect::Selection;
 pub use options::{Bridge, CudaOptions, GatherOptions, HostOptions, Residency, SparseOptions, StepMode};
 pub use plan::{MemoryPlan, RequestPlan};
 pub use synthetic::StepBytes;
@@ -37,6 +39,7 @@ use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::memory::Reservation;
 use oasis_core::pipeline::Tracer;
+use oasis_models::sampling::Sampler;
 use parts::{Events, Parts, Streams};
 use plan::Extent;
 use prefill::Prompt;
@@ -69,6 +72,8 @@ pub struct CudaExecutor {
     rows: Vec<Option<RequestId>>,
     requests: BTreeMap<RequestId, Request>,
     tracer: Tracer,
+    /// The request whose full KV the last prefill left on the device.
+    staged: Option<RequestId>,
     /// Whether the last step left transfers to the next one.
     transfers_left: bool,
     steps: u64,
@@ -237,6 +242,7 @@ impl CudaExecutor {
             rows,
             requests: BTreeMap::new(),
             tracer: Tracer::default(),
+            staged: None,
             transfers_left: false,
             steps: 0,
             tokens: 0,
@@ -375,6 +381,13 @@ impl CudaExecutor {
 
     fn try_admit(&mut self, sequence: Sequence) -> Result<Admission, DeviceError> {
         let Sequence { request: id, prompt, max_new_tokens, sampling } = sequence;
+        if let Err(error) = Sampler::new(sampling) {
+            return Ok(Admission::Refused { reason: error.to_string() });
+        }
+        if let Some(token) = prompt.iter().find(|token| token.index() >= self.info.vocab) {
+            let reason = format!("expected prompt tokens below {}, found {token}", self.info.vocab);
+            return Ok(Admission::Refused { reason });
+        }
         if sampling.top_k > 0 || sampling.top_p < 1.0 {
             let reason =
                 "the GPU samples with a temperature only so far: expected sampling.top_k = 0 and sampling.top_p = 1";
@@ -443,6 +456,10 @@ impl CudaExecutor {
             return refuse("its prompt has been read already");
         };
         let (mut queued, layers) = (*queued, self.parts.layers());
+        let other = |r: &Request| r.row != request.row && matches!(r.phase, Phase::Prefill { queued: 1.., .. });
+        if self.requests.values().any(other) {
+            return refuse("expected one prompt to be read at a time, found another under way");
+        }
         let host = self.host_layers(id, request);
         let prompt = Prompt { row: request.row, tokens: request.prompt, host };
         if queued == 0 {
@@ -474,7 +491,7 @@ impl CudaExecutor {
         let prefill = std::mem::take(&mut request.footprint.prefill);
         self.device_bytes -= KvFootprint { prefill, ..KvFootprint::default() };
         request.phase = match self.info.budget_blocks {
-            Some(_) => Phase::First { staged: self.parts.plan.prefill_layers >= layers },
+            Some(_) => Phase::First,
             None => Phase::Decode,
         };
         token_of(id, token).map(PrefillProgress::Done).map_err(|error| PrefillError::Request(error.to_string()))
@@ -492,11 +509,7 @@ impl CudaExecutor {
 
     fn begin_prompt(&mut self, id: RequestId, prompt: Prompt, tokens: &[i32]) -> Result<(), DeviceError> {
         // A request that has not decoded yet loses its full KV on the device: it is fetched back later.
-        for (_, other) in self.requests.iter_mut().filter(|(other, _)| **other != id) {
-            if let Phase::First { staged } = &mut other.phase {
-                *staged = false;
-            }
-        }
+        self.staged = (self.parts.plan.prefill_layers >= self.parts.layers()).then_some(id);
         let shared = &mut self.parts.memory.shared;
         shared.prompt()[..tokens.len()].copy_from_slice(tokens);
         shared.singles()[1].position = tokens.len() as i32 - 1;
@@ -515,7 +528,7 @@ impl CudaExecutor {
         match &request.phase {
             Phase::Failed(problem) => return Err(RequestError(problem.clone())),
             Phase::Prefill { .. } => return refuse("its prompt has not been read yet"),
-            Phase::First { .. } | Phase::Decode => {}
+            Phase::First | Phase::Decode => {}
         }
         if std::mem::replace(&mut seen[request.row], true) {
             return refuse("expected an admitted request, named once in the batch; found it twice");
@@ -544,7 +557,7 @@ impl CudaExecutor {
             let request = &self.requests[&row.request];
             let input = StepInput { token: row.token.0 as i32, position: request.position as i32 };
             match request.phase {
-                Phase::First { staged } => first.push((row.request, input, staged)),
+                Phase::First => first.push((row.request, input)),
                 _ => {
                     self.parts.memory.shared.inputs()[place] = input;
                     batch = batch.max(place + 1);
@@ -554,8 +567,8 @@ impl CudaExecutor {
         if batch > 0 {
             self.run_batch(batch)?;
         }
-        for (id, input, staged) in first {
-            self.run_first(id, input, staged)?;
+        for (id, input) in first {
+            self.run_first(id, input)?;
         }
         let outputs = self.parts.memory.shared.outputs().to_vec();
         let failures = self.parts.host_side.as_ref().map(|side| side.borrow_mut().take_failures()).unwrap_or_default();
@@ -649,7 +662,7 @@ impl Executor for CudaExecutor {
         let Some(request) = self.requests.remove(&id) else { return };
         // On a lost device nothing is under way any more.
         let _ = self.settle();
-        if !matches!(request.phase, Phase::Decode | Phase::First { .. }) {
+        if !matches!(request.phase, Phase::Decode | Phase::First) {
             let _ = self.parts.streams.prefill.synchronize();
             let _ = self.parts.streams.offload.synchronize();
         }
@@ -657,6 +670,7 @@ impl Executor for CudaExecutor {
         if let Some(side) = &self.parts.host_side {
             side.borrow_mut().release(request.row);
         }
+        self.staged = self.staged.filter(|staged| *staged != id);
         self.device_bytes -= request.footprint;
         if let Some(host) = &mut self.parts.host {
             host.release(id);

@@ -1,6 +1,7 @@
 //! What an executor is made of.
 
 use crate::compile::SourceFile;
+use crate::layout::BLOCK_TOKENS;
 use oasis_core::policy::{Aggregate, QuerySource};
 
 /// How much of the KV cache stays on the device.
@@ -138,4 +139,11 @@ pub struct CudaOptions {
     pub prefill_layers: Option<usize>,
     /// How steps reach the device.
     pub mode: StepMode,
+}
+
+impl CudaOptions {
+    /// Prompt tokens that pass the MLP at a time: a power of two, and whole blocks.
+    pub(super) fn chunk(&self) -> usize {
+        self.prefill_chunk.next_power_of_two().min(self.max_context.next_power_of_two()).max(BLOCK_TOKENS)
+    }
 }

@@ -109,7 +109,7 @@ impl MemoryPlan {
             }
         };
         let tokens = options.max_context;
-        let chunk = options.prefill_chunk.next_power_of_two().min(tokens.next_power_of_two());
+        let chunk = options.chunk();
         // Residual, QKV and attention of a whole prompt, and the head's input; the MLP of a chunk.
         let whole = (2 * spec.hidden + width + head.map_or(0, |head| head.hidden)) * 2;
         let part = (2 * spec.hidden + 3 * spec.intermediate.max(head.map_or(0, |h| h.hidden * 2))) * 2;

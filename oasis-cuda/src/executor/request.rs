@@ -8,8 +8,8 @@ use oasis_core::ids::TokenId;
 pub(super) enum Phase {
     /// Its prompt is being read: layers that were queued.
     Prefill { prompt: Vec<TokenId>, queued: usize },
-    /// Its prompt is in, its first decode step has not been: `staged` says whether its full KV is still on the device.
-    First { staged: bool },
+    /// Its prompt is in, its first decode step has not been.
+    First,
     /// Decoding.
     Decode,
     /// Something went wrong.

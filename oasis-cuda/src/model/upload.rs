@@ -180,7 +180,8 @@ pub(super) fn decoder(
     };
     Ok(DeviceModel {
         norm: maker.vector(hidden, weights.map(|w| w.norm.as_slice()))?,
-        rotation: rotation(device, &spec.rope, head_dim, positions)?,
+        // A draft token stands one position after the last.
+        rotation: rotation(device, &spec.rope, head_dim, positions + 1)?,
         head: head.map(|head| draft_head(&mut maker, spec, head, loaded_head, positions)).transpose()?,
         spec: spec.clone(),
         embed,

@@ -1,0 +1,60 @@
+//! Looking at an executor from outside, for checks.
+
+use super::CudaExecutor;
+use super::request::Phase;
+use crate::device::DeviceError;
+use crate::layout::BLOCK_TOKENS;
+use oasis_core::ids::RequestId;
+
+/// What a layer's selection of one request worked on and what it left.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Selection {
+    /// `[kv_heads][blocks]`: scores of the complete blocks that the last step ranked.
+    pub scores: Vec<Vec<f32>>,
+    /// `[kv_heads][slots]`: block in each slot, negative where it is free.
+    pub blocks: Vec<Vec<i32>>,
+    /// `[kv_heads][slots]`: step that last wanted it; means nothing where the slot is free.
+    pub last_selected: Vec<Vec<u32>>,
+    /// The last step, as the device counts them.
+    pub step: u32,
+}
+
+impl CudaExecutor {
+    /// Logits behind a request's last token, f32 `[vocab]`; `None` when there is no such request. They are overwritten
+    /// by whatever runs next: the prefill of another prompt, or another request's first decode step.
+    ///
+    /// # Errors
+    /// [`DeviceError`] from the driver.
+    pub fn logits(&self, request: RequestId) -> Result<Option<Vec<f32>>, DeviceError> {
+        let Some(request) = self.requests.get(&request) else { return Ok(None) };
+        let (memory, vocab) = (&self.parts.memory, self.info.vocab);
+        let decoded = request.position - request.prompt;
+        match decoded {
+            0 => memory.prefill.logits.read(),
+            // A first decode step runs alone, as row 0.
+            1 if self.parts.host.is_some() => memory.activations.logits.read_at(0, vocab),
+            _ => memory.activations.logits.read_at(request.row * vocab, vocab),
+        }
+        .map(Some)
+    }
+
+    /// The state of a layer's selection after a request's last decode step; `None` in dense decoding and before it.
+    ///
+    /// # Errors
+    /// [`DeviceError`] from the driver.
+    pub fn selection(&self, request: RequestId, layer: usize) -> Result<Option<Selection>, DeviceError> {
+        let request = self.requests.get(&request).filter(|request| request.phase == Phase::Decode);
+        let (Some(request), Some(sparse)) = (request, &self.parts.memory.sparse) else { return Ok(None) };
+        let (sets, kv_heads) = (&sparse.layers[layer], self.info.geometry.kv_heads);
+        let (slots, stride) = (self.parts.extent.slots, self.parts.extent.tiles * BLOCK_TOKENS);
+        let pairs = request.row * kv_heads..(request.row + 1) * kv_heads;
+        let lag = usize::from(!self.parts.runs_beside());
+        let ranked = (request.position - lag) / BLOCK_TOKENS;
+        Ok(Some(Selection {
+            scores: pairs.clone().map(|pair| sets.scores.read_at(pair * stride, ranked)).collect::<Result<_, _>>()?,
+            blocks: pairs.clone().map(|pair| sets.slot_block.read_at(pair * slots, slots)).collect::<Result<_, _>>()?,
+            last_selected: pairs.map(|p| sets.last_selected.read_at(p * slots, slots)).collect::<Result<_, _>>()?,
+            step: self.parts.memory.step.read()?[0],
+        }))
+    }
+}
