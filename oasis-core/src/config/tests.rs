@@ -172,7 +172,7 @@ fn a_layer_that_switches_the_kind_drops_the_other_kinds_fields() {
 fn fields_of_a_part_within_a_section_are_set_one_by_one() {
     let kind = set("store.kind=two-level");
     let backing = |layers: &[Layer]| explain(&Resolved::new(layers).unwrap(), "store.backing");
-    assert!(backing(&[kind.clone()]).starts_with("{ capacity = \"8.0 GiB\", kind = \"dram\" }"));
+    assert!(backing(std::slice::from_ref(&kind)).starts_with("{ capacity = \"8.0 GiB\", kind = \"dram\" }"));
     let small = set("store.backing.capacity=1MiB");
     assert!(backing(&[kind.clone(), small.clone()]).starts_with("{ capacity = \"1MiB\", kind = \"dram\" }"));
     let other = set("store.backing.kind=two-level");
