@@ -1,5 +1,6 @@
 //! Looks for the CUDA libraries and devices; every answer is data, none is a failure.
 
+use crate::compile::Nvrtc;
 use cudarc::driver::{result as driver, sys};
 use serde::Serialize;
 
@@ -47,7 +48,7 @@ pub fn probe() -> CudaProbe {
     let (cuda, nvrtc, cublas, cublaslt) = unsafe {
         (
             sys::is_culib_present(),
-            cudarc::nvrtc::sys::is_culib_present(),
+            Nvrtc::open().is_ok(),
             cudarc::cublas::sys::is_culib_present(),
             cudarc::cublaslt::sys::is_culib_present(),
         )

@@ -2,7 +2,9 @@
 
 use super::{Loaded, Model, spec_error};
 use crate::error::{CliError, CliResult};
+use crate::machine;
 use crate::progress::Progress;
+use crate::text::size;
 use oasis_core::config::{Budget, Config, ConfigError, Resolved, StepLaunch};
 use oasis_core::geometry::HeadShape;
 use oasis_core::memory::DeviceLink;
@@ -152,6 +154,19 @@ impl Weights<'_> {
     }
 }
 
+/// Refuses to pin more than this machine, or its control group, can give: the kernel would end the process.
+fn check_host_memory(bytes: u64) -> CliResult {
+    let machine = machine::examine();
+    let Some(most) = machine.memory_limit.into_iter().chain(machine.memory).min() else { return Ok(()) };
+    if bytes <= most / 10 * 9 {
+        return Ok(());
+    }
+    Err(CliError::input(
+        format!("store.capacity: expected at most {} of host memory to pin, found {}", size(most / 10 * 9), size(bytes)),
+        "lower store.capacity, engine.max_batch or device.max_context",
+    ))
+}
+
 /// Says that policies run on the host, and why.
 pub fn bridge_notice(sparse: &SparseOptions, bridge: Bridge) -> String {
     let lacks = [
@@ -207,6 +222,7 @@ pub fn start(config: &Config, weights: &Weights<'_>, mut options: CudaOptions) -
     let head = head.filter(|_| drafts);
     let plan = CudaExecutor::plan(&device, spec, head, &options)?;
     tracing::info!("{plan}");
+    check_host_memory(plan.host)?;
     let model = match weights {
         Weights::Loaded(loaded) => {
             let head = loaded.head.as_deref().filter(|_| drafts);

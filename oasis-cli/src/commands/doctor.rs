@@ -6,6 +6,8 @@ use crate::machine::{self, Machine};
 use crate::{env, hub, settings, text};
 use clap::Args;
 use oasis_core::registry::{self, Role};
+use oasis_cuda::device::Device;
+use oasis_cuda::measure::Ceilings;
 use oasis_cuda::{CudaProbe, CudaUnavailable};
 use oasis_models::checkpoint::{EMBEDDED_HEADS, EMBEDDED_MODELS};
 use serde::Serialize;
@@ -25,6 +27,8 @@ struct Findings {
     version: &'static str,
     machine: Machine,
     cuda: CudaProbe,
+    /// Measured, where the first device can be used.
+    ceilings: Option<Ceilings>,
     config: ConfigFindings,
     plugins: Vec<(&'static str, usize)>,
     models: ModelFindings,
@@ -81,10 +85,14 @@ fn examine(global: &GlobalArgs) -> Findings {
         token: hub::token().is_some(),
     };
     let plugins = registry::plugins();
+    let cuda = oasis_cuda::probe();
+    let usable = CudaUnavailable::check(&cuda, 0).is_ok();
+    let ceilings = usable.then(|| Device::open(0).and_then(|device| Ceilings::measure(&device)).ok()).flatten();
     let mut findings = Findings {
         version: env!("CARGO_PKG_VERSION"),
         machine: machine::examine(),
-        cuda: oasis_cuda::probe(),
+        cuda,
+        ceilings,
         config,
         plugins: Role::ALL.map(|role| (role.section(), plugins.iter().filter(|p| p.role == role).count())).to_vec(),
         models,
@@ -150,6 +158,11 @@ fn rows(found: &Findings) -> Vec<Vec<String>> {
     rows.push(("nvrtc", yes(found.cuda.nvrtc)));
     rows.push(("cublas", yes(found.cuda.cublas)));
     rows.push(("cublaslt", yes(found.cuda.cublaslt)));
+    if let Some(ceilings) = &found.ceilings {
+        rows.push(("memory read", format!("{:.2} TB/s, measured", ceilings.memory_read / 1e12)));
+        let (to, from) = (ceilings.host_to_device / 1e9, ceilings.device_to_host / 1e9);
+        rows.push(("link", format!("{to:.1} GB/s to the device, {from:.1} GB/s back, pinned, measured")));
+    }
     rows.push(("config file", found.config.file.clone().unwrap_or_else(|| "none, defaults only".to_owned())));
     let plugins: Vec<String> = found
         .plugins

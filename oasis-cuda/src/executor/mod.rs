@@ -183,10 +183,7 @@ impl CudaExecutor {
                 let copies = plan.requests * geometry.kv_heads * (extent.slots + 2);
                 landing = Some(list_landing(device, copies)?);
             }
-            let request =
-                (geometry.layers * options.max_context.div_ceil(BLOCK_TOKENS) * geometry.block_bytes()) as u64;
-            let images = sparse.host.alias.unwrap_or(plan.requests) as u64;
-            let bytes = sparse.host.capacity.min(images * request.next_multiple_of(4096));
+            let bytes = plan.host;
             let report = |done: usize| progress(done, bytes as usize);
             host = Some(HostPool::new(device, bytes, sparse.host.alias, &report)?);
             (budget_blocks, cap) = (Some(sparse.budget_blocks), sparse.cap);

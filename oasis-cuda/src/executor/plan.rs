@@ -27,6 +27,8 @@ pub struct MemoryPlan {
     pub requests: usize,
     /// Layers whose full KV a prefill keeps on the device.
     pub prefill_layers: usize,
+    /// Bytes of host memory to be pinned for the full KV of requests.
+    pub host: u64,
 }
 
 /// Bytes of one request of the longest context.
@@ -125,6 +127,15 @@ impl MemoryPlan {
         let all = options.prefill_layers.is_none()
             && room(spec.layers).min(options.max_batch as u64) == room(few).min(options.max_batch as u64);
         let prefill_layers = if all { spec.layers } else { few };
+        let requests = room(prefill_layers).min(options.max_batch as u64) as usize;
+        let host = match &options.residency {
+            Residency::Dense => 0,
+            Residency::Sparse(sparse) => {
+                let stored = options.max_context.div_ceil(BLOCK_TOKENS) * heads * entry;
+                let images = sparse.host.alias.unwrap_or(requests) as u64;
+                sparse.host.capacity.min(images * (stored as u64).next_multiple_of(4096))
+            }
+        };
         Self {
             limit,
             weights,
@@ -132,8 +143,9 @@ impl MemoryPlan {
             prefill: prefill_layers as u64 * layer,
             request,
             asked: options.max_batch,
-            requests: room(prefill_layers).min(options.max_batch as u64) as usize,
+            requests,
             prefill_layers,
+            host,
         }
     }
 
@@ -151,7 +163,7 @@ impl MemoryPlan {
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
-        let Self { limit, weights, scratch, prefill, request, asked, requests, prefill_layers } = self;
+        let Self { limit, weights, scratch, prefill, request, asked, requests, prefill_layers, host } = self;
         let mib = |bytes: u64| bytes as f64 / (1_u64 << 20) as f64;
         writeln!(f, "device memory: {:.2} GiB of {:.2} GiB", gib(self.used()), gib(*limit))?;
         writeln!(f, "  weights                 {:>8.2} GiB", gib(*weights))?;
@@ -164,10 +176,8 @@ impl fmt::Display for MemoryPlan {
             mib(request.draft),
             mib(request.tables)
         );
-        write!(
-            f,
-            "  {requests:>3} of {asked} requests     {:>8.2} GiB: {parts}",
-            gib(*requests as u64 * request.total())
-        )
+        let all = gib(*requests as u64 * request.total());
+        writeln!(f, "  {requests:>3} of {asked} requests     {all:>8.2} GiB: {parts}")?;
+        write!(f, "host memory, pinned       {:>8.2} GiB", gib(*host))
     }
 }
