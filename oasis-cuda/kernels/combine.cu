@@ -1,4 +1,5 @@
-// Adds up what the experts of a row gave, weighted, in the order of their numbers; one CTA a row.
+// Adds up what the experts of a row gave, weighted, in the order of their numbers, onto the row of `base` where there is
+// one; one CTA a row.
 //
 // -D TOP=n  experts of a row  -D NARROW=0|1  what they gave is bf16, not f32
 #include "prelude.cuh"
@@ -7,6 +8,7 @@ struct Params {
     const void* parts;    // bf16 or f32 [pairs][hidden]
     const i32* pair_at;   // [rows][TOP], -1 for none
     const float* weight;  // [rows][TOP]
+    const uint2* base;    // bf16 [rows][hidden], may be `out`; null: nothing
     uint2* out;           // bf16 [rows][hidden], written
     i32 hidden;           // a multiple of 4
 };
@@ -42,6 +44,12 @@ extern "C" __global__ void __launch_bounds__(256) combine_experts(const __grid_c
             sum.z += weight[t] * part[t].z;
             sum.w += weight[t] * part[t].w;
         }
-        p.out[(u64)row * groups + i] = {bf16_pair(sum.x, sum.y), bf16_pair(sum.z, sum.w)};
+        const u64 to = (u64)row * groups + i;
+        if (p.base) {
+            const uint2 bits = p.base[to];
+            sum.x += bf16_low(bits.x), sum.y += bf16_high(bits.x);
+            sum.z += bf16_low(bits.y), sum.w += bf16_high(bits.y);
+        }
+        p.out[to] = {bf16_pair(sum.x, sum.y), bf16_pair(sum.z, sum.w)};
     }
 }

@@ -6,10 +6,11 @@
 
 struct Params {
     const float* logits;  // [rows][EXPERTS]
-    const i32* position;  // [rows], below 0 for padding; null: no padding
+    const i32* position;  // [rows / queries], below 0 for padding; null: no padding
     i32* expert;          // [rows][TOP], written: rising in a row, -1 in padding
     float* weight;        // [rows][TOP], written
     i32 rows;
+    i32 queries;    // rows of a position
     i32 normalize;  // whether the weights of a row sum to 1
 };
 
@@ -20,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32) route_rows(const __gri
     const i32 lane = threadIdx.x & 31, row = blockIdx.x * kWarps + (threadIdx.x >> 5);
     if (row >= p.rows) return;
     const u64 out = (u64)row * TOP + lane;
-    if (p.position && __ldg(p.position + row) < 0) {
+    if (p.position && __ldg(p.position + row / p.queries) < 0) {
         if (lane < TOP) p.expert[out] = -1, p.weight[out] = 0.0f;
         return;
     }

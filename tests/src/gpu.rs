@@ -57,8 +57,12 @@ impl Twin {
         let (mut weights, random) = (self.weights.clone(), &mut Random::new(41));
         for layer in &mut weights.layers {
             let mut matrices = vec![&mut layer.attention.qkv, &mut layer.attention.o];
-            if let Mlp::Dense(mlp) = &mut layer.mlp {
-                matrices.extend([&mut mlp.gate_up, &mut mlp.down]);
+            match &mut layer.mlp {
+                Mlp::Dense(mlp) => matrices.extend([&mut mlp.gate_up, &mut mlp.down]),
+                Mlp::Moe { router, experts } => {
+                    matrices.push(router);
+                    matrices.extend(experts.iter_mut().flat_map(|mlp| [&mut mlp.gate_up, &mut mlp.down]));
+                }
             }
             matrices.into_iter().for_each(|matrix| disturb(matrix, random));
         }

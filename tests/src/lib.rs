@@ -2,6 +2,7 @@
 
 pub mod drive;
 pub mod gpu;
+pub mod mixtures;
 pub mod models;
 pub mod prompts;
 pub mod references;

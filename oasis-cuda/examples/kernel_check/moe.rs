@@ -29,7 +29,7 @@ enum Routing {
     Same,
     /// Many equal logits.
     Ties,
-    /// Every third row is padding.
+    /// Rows have one position for two; every third is padding.
     Padded,
 }
 
@@ -92,6 +92,7 @@ impl Shape {
 struct Batch {
     shape: Shape,
     rows: usize,
+    queries: usize,
     logits: DeviceBuffer<f32>,
     position: DeviceBuffer<i32>,
     expert: DeviceBuffer<i32>,
@@ -105,11 +106,19 @@ struct Batch {
 }
 
 impl Batch {
-    fn new(device: &Device, shape: Shape, logits: &[f32], positions: &[i32]) -> Result<Self, DeviceError> {
-        let (rows, pairs) = (positions.len(), positions.len() * shape.top);
+    fn new(
+        device: &Device,
+        shape: Shape,
+        logits: &[f32],
+        positions: &[i32],
+        queries: usize,
+    ) -> Result<Self, DeviceError> {
+        let rows = logits.len() / shape.experts;
+        let pairs = rows * shape.top;
         Ok(Self {
             shape,
             rows,
+            queries,
             logits: device.upload(logits)?,
             position: device.upload(positions)?,
             expert: poisoned(device, pairs)?,
@@ -130,6 +139,7 @@ impl Batch {
             expert: self.expert.address(),
             weight: self.weight.address(),
             rows: self.rows as i32,
+            queries: self.queries as i32,
             normalize: i32::from(normalize),
         };
         let Shape { experts, top, .. } = self.shape;
@@ -176,11 +186,12 @@ impl Batch {
         unsafe { kernels[layer].launch(&rig.stream, (ctas, 1), &self.params(layer, x, w)) }
     }
 
-    fn combine(&self, rig: &Rig, kernels: &Kernels, narrow: bool) -> Result<(), DeviceError> {
+    fn combine(&self, rig: &Rig, kernels: &Kernels, narrow: bool, base: Address) -> Result<(), DeviceError> {
         let params = CombineParams {
             parts: self.parts.address(),
             pair_at: self.pair_at.address(),
             weight: self.weight.address(),
+            base,
             out: self.y.address(),
             hidden: self.shape.hidden as i32,
         };
@@ -271,17 +282,19 @@ fn check_batch(
     let Shape { experts, top, hidden, inter } = shape;
     let normalize = rows.is_multiple_of(2);
     let logits = logits(&mut rig.random, rows, experts, routing);
-    let positions: Vec<i32> =
-        (0..rows as i32).map(|row| if routing == Routing::Padded && row % 3 == 1 { -1 } else { row }).collect();
-    let batch = Batch::new(&rig.device, shape, &logits, &positions)?;
+    let queries = if routing == Routing::Padded { 2 } else { 1 };
+    let positions: Vec<i32> = (0..(rows / queries) as i32)
+        .map(|at| if routing == Routing::Padded && at % 3 == 1 { -1 } else { at })
+        .collect();
+    let batch = Batch::new(&rig.device, shape, &logits, &positions, queries)?;
     let title = format!("{experts} experts of {hidden} x {inter}, {rows} rows, {routing:?}");
 
     batch.route(rig, kernels, normalize)?;
     batch.sort(rig, kernels)?;
     let chosen: Vec<Vec<(usize, f64)>> = logits
         .chunks(experts)
-        .zip(&positions)
-        .map(|(logits, position)| if *position < 0 { Vec::new() } else { route(logits, top, normalize) })
+        .enumerate()
+        .map(|(row, logits)| if positions[row / queries] < 0 { Vec::new() } else { route(logits, top, normalize) })
         .collect();
     check_lists(rig, &batch, &title, &chosen)?;
 
@@ -301,7 +314,7 @@ fn check_batch(
     for _ in 0..2 {
         batch.stream(rig, kernels, 0, x, up)?;
         batch.stream(rig, kernels, 1, x, down)?;
-        batch.combine(rig, kernels, false)?;
+        batch.combine(rig, kernels, false, Address::NONE)?;
         outcomes.push(read(&batch)?);
     }
     rig.compare(name::<ExpertStream>(&title), outcomes[0].0.iter().copied(), &want, 6e-3);
@@ -311,9 +324,13 @@ fn check_batch(
         Batch { h: poisoned(&rig.device, batch.h.len())?, parts: poisoned(&rig.device, batch.parts.len())?, ..batch };
     batch.tiles(rig, tiles, 0, x, up)?;
     batch.tiles(rig, tiles, 1, x, down)?;
-    batch.combine(rig, kernels, true)?;
+    batch.combine(rig, kernels, true, Address::NONE)?;
     let (got, _) = read(&batch)?;
     rig.compare(name::<ExpertTiles>(&title), got, &want, 8e-3);
+    batch.combine(rig, kernels, true, batch.y.address())?;
+    let (got, _) = read(&batch)?;
+    let twice: Vec<f64> = want.iter().map(|want| 2.0 * want).collect();
+    rig.compare(format!("{}: onto what there is", name::<Combine>(&title)), got, &twice, 8e-3);
     Ok(())
 }
 
@@ -360,7 +377,7 @@ pub fn time(rig: &mut Rig) -> Outcome<()> {
             [
                 rig.micros(launches, |i| batches[i % 4].stream(rig, &kernels, 0, x, up))?,
                 rig.micros(launches, |i| batches[i % 4].stream(rig, &kernels, 1, x, down))?,
-                rig.micros(launches, |i| batches[i % 4].combine(rig, &kernels, false))?,
+                rig.micros(launches, |i| batches[i % 4].combine(rig, &kernels, false, Address::NONE))?,
                 rig.micros(launches, |i| {
                     let batch = &batches[i % 4];
                     batch.route(rig, &kernels, true)?;
@@ -372,7 +389,7 @@ pub fn time(rig: &mut Rig) -> Outcome<()> {
                     batch.sort(rig, &kernels)?;
                     batch.stream(rig, &kernels, 0, x, up)?;
                     batch.stream(rig, &kernels, 1, x, down)?;
-                    batch.combine(rig, &kernels, false)
+                    batch.combine(rig, &kernels, false, Address::NONE)
                 })?,
             ]
         };
@@ -390,7 +407,7 @@ pub fn time(rig: &mut Rig) -> Outcome<()> {
             [
                 rig.micros(4, |_| batch.tiles(rig, tiles, 0, x, up))?,
                 rig.micros(4, |_| batch.tiles(rig, tiles, 1, x, down))?,
-                rig.micros(4, |_| batch.combine(rig, &kernels, true))?,
+                rig.micros(4, |_| batch.combine(rig, &kernels, true, Address::NONE))?,
                 rig.micros(4, |_| {
                     batch.route(rig, &kernels, true)?;
                     batch.sort(rig, &kernels)
@@ -419,7 +436,7 @@ pub fn time(rig: &mut Rig) -> Outcome<()> {
 fn routed(rig: &mut Rig, shape: Shape, kernels: &Kernels, rows: usize) -> Outcome<Batch> {
     let logits = logits(&mut rig.random, rows, shape.experts, Routing::Random);
     let positions: Vec<i32> = (0..rows as i32).collect();
-    let batch = Batch::new(&rig.device, shape, &logits, &positions)?;
+    let batch = Batch::new(&rig.device, shape, &logits, &positions, 1)?;
     batch.route(rig, kernels, true)?;
     batch.sort(rig, kernels)?;
     rig.stream.synchronize()?;

@@ -1,11 +1,15 @@
 //! Device memory of an executor: everything is allocated at the start, and a request is a row of it.
 
+use super::experts::{ExpertMemory, ExpertShape};
 use super::options::{CudaOptions, Residency};
 use super::plan::{Extent, MemoryPlan};
+use super::sampling::{SamplerMemory, filters};
 use crate::device::{Device, DeviceBuffer, DeviceError, PinnedBuffer};
 use crate::kernels::{Address, Attention, CopyList, EntryCopy, StepInput};
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
+use crate::model::dense_width;
 use half::bf16;
+use oasis_core::sampling::SamplingParams;
 use oasis_models::draft::Eagle3Spec;
 use oasis_models::spec::DecoderSpec;
 
@@ -94,10 +98,7 @@ pub(super) struct Activations {
     pub partial: DeviceBuffer<u8>,
     /// u32 `[rows][kv_heads]`.
     pub arrived: DeviceBuffer<u32>,
-    /// u64 `[rows]`, zero between launches.
-    pub best: DeviceBuffer<u64>,
-    /// u32 `[rows]`, zero between launches.
-    pub finished: DeviceBuffer<u32>,
+    pub sampler: SamplerMemory,
 }
 
 /// Sizes of [`Activations`].
@@ -132,8 +133,7 @@ impl Activations {
             logits: device.zeros(w.logits.0 * w.logits.1)?,
             partial: device.zeros(w.partial)?,
             arrived: device.zeros(w.rows * w.kv_heads)?,
-            best: device.zeros(w.rows)?,
-            finished: device.zeros(w.rows)?,
+            sampler: SamplerMemory::new(device, w.rows)?,
         })
     }
 }
@@ -191,11 +191,15 @@ impl Shared {
     const SINGLES: usize = Self::OUTPUTS + MOST_ROWS * 4;
     const TEMPERATURES: usize = Self::SINGLES + 64;
     const SEEDS: usize = Self::TEMPERATURES + MOST_ROWS * 4;
-    const HOSTS: usize = Self::SEEDS + MOST_ROWS * 8;
+    const TOP_K: usize = Self::SEEDS + MOST_ROWS * 8;
+    const TOP_P: usize = Self::TOP_K + MOST_ROWS * 4;
+    const HOSTS: usize = Self::TOP_P + MOST_ROWS * 4;
 
     fn new(device: &Device, rows: usize, layers: usize, tokens: usize) -> Result<Self, DeviceError> {
         let memory = device.pinned(Self::HOSTS + layers * rows * 8 + tokens * 4, &|_| ())?;
-        Ok(Self { memory, rows, layers, tokens })
+        let mut shared = Self { memory, rows, layers, tokens };
+        (0..rows).for_each(|row| shared.set_sampling(row, SamplingParams::default()));
+        Ok(shared)
     }
 
     fn slice<T: bytemuck::Pod>(&mut self, at: usize, len: usize) -> &mut [T] {
@@ -238,20 +242,40 @@ impl Shared {
         self.address(Self::SINGLES + size_of::<StepInput>() + 4)
     }
 
-    pub fn temperatures(&mut self) -> &mut [f32] {
-        self.slice(Self::TEMPERATURES, self.rows)
+    /// How a row's tokens are chosen.
+    pub fn set_sampling(&mut self, row: usize, sampling: SamplingParams) {
+        let rows = self.rows;
+        self.slice(Self::TEMPERATURES, rows)[row] = sampling.temperature;
+        self.slice(Self::SEEDS, rows)[row] = sampling.seed;
+        // Rows that nothing is left out of do not wait for those where something is.
+        let SamplingParams { top_k, top_p, .. } = if filters(sampling) { sampling } else { SamplingParams::default() };
+        self.slice(Self::TOP_K, rows)[row] = i32::try_from(top_k).unwrap_or(i32::MAX);
+        self.slice(Self::TOP_P, rows)[row] = top_p;
+    }
+
+    /// Whether some of the `rows` rows from `first` on leave tokens out.
+    pub fn filters(&self, first: usize, rows: usize) -> bool {
+        let memory = self.memory.as_slice();
+        let row = first * 4..(first + rows) * 4;
+        let (top_k, top_p) = (&memory[Self::TOP_K..][row.clone()], &memory[Self::TOP_P..][row]);
+        let (top_k, top_p): (&[i32], &[f32]) = (bytemuck::cast_slice(top_k), bytemuck::cast_slice(top_p));
+        top_k.iter().any(|top_k| *top_k > 0) || top_p.iter().any(|top_p| *top_p < 1.0)
     }
 
     pub fn temperatures_address(&self) -> Address {
         self.address(Self::TEMPERATURES)
     }
 
-    pub fn seeds(&mut self) -> &mut [u64] {
-        self.slice(Self::SEEDS, self.rows)
-    }
-
     pub fn seeds_address(&self) -> Address {
         self.address(Self::SEEDS)
+    }
+
+    pub fn top_k_address(&self) -> Address {
+        self.address(Self::TOP_K)
+    }
+
+    pub fn top_p_address(&self) -> Address {
+        self.address(Self::TOP_P)
     }
 
     /// u64 `[layers][rows]`.
@@ -292,6 +316,8 @@ pub(super) struct Memory {
     pub greedy: DeviceBuffer<f32>,
     pub shared: Shared,
     pub prefill: PrefillMemory,
+    /// Of a step.
+    pub experts: Option<ExpertMemory>,
 }
 
 /// Activations of a prompt.
@@ -314,9 +340,10 @@ pub(super) struct PrefillMemory {
     pub inner: DeviceBuffer<bf16>,
     /// f32 `[vocab]`.
     pub logits: DeviceBuffer<f32>,
-    /// u64 `[1]` and u32 `[1]` of the sampler, zero between launches.
-    pub best: DeviceBuffer<u64>,
-    pub finished: DeviceBuffer<u32>,
+    /// Of one row.
+    pub sampler: SamplerMemory,
+    /// Of a chunk.
+    pub experts: Option<ExpertMemory>,
     /// Tokens that pass the MLP at a time.
     pub chunk: usize,
 }
@@ -326,6 +353,7 @@ impl Memory {
         device: &Device,
         spec: &DecoderSpec,
         head: Option<&Eagle3Spec>,
+        experts: Option<ExpertShape>,
         options: &CudaOptions,
         plan: &MemoryPlan,
     ) -> Result<Self, DeviceError> {
@@ -348,7 +376,7 @@ impl Memory {
                 q_heads: spec.q_heads,
                 kv_heads: spec.kv_heads,
                 head_dim: spec.head_dim,
-                intermediate: spec.intermediate,
+                intermediate: dense_width(spec),
                 logits: (rows.next_multiple_of(64), spec.vocab),
                 partial: partial(spec.head_dim, group, extent.queries),
             },
@@ -434,7 +462,8 @@ impl Memory {
             draft,
             greedy: device.zeros(rows)?,
             shared: Shared::new(device, rows, spec.layers, options.max_context)?,
-            prefill: PrefillMemory::new(device, spec, head, options)?,
+            prefill: PrefillMemory::new(device, spec, head, experts, options)?,
+            experts: experts.map(|shape| ExpertMemory::new(device, shape, spec.layers, step_rows)).transpose()?,
         })
     }
 }
@@ -444,6 +473,7 @@ impl PrefillMemory {
         device: &Device,
         spec: &DecoderSpec,
         head: Option<&Eagle3Spec>,
+        experts: Option<ExpertShape>,
         options: &CudaOptions,
     ) -> Result<Self, DeviceError> {
         let chunk = options.chunk();
@@ -451,6 +481,7 @@ impl PrefillMemory {
         let tokens = options.max_context + chunk;
         let qkv = |q: usize, kv: usize, d: usize| (q + 2 * kv) * d;
         let head_hidden = head.map_or(0, |head| head.hidden);
+        let inner = dense_width(spec).max(head_hidden);
         let target = qkv(spec.q_heads, spec.kv_heads, spec.head_dim);
         let widest = target.max(head.map_or(0, |head| qkv(head.q_heads, head.kv_heads, head.head_dim)));
         Ok(Self {
@@ -460,11 +491,11 @@ impl PrefillMemory {
             attended: device.zeros(tokens * spec.q_heads * spec.head_dim)?,
             head_input: device.zeros(tokens * head_hidden)?,
             normed: device.zeros(chunk * spec.hidden.max(2 * head_hidden))?,
-            gate_up: device.zeros(chunk * 2 * spec.intermediate.max(head_hidden))?,
-            inner: device.zeros(chunk * spec.intermediate.max(head_hidden))?,
+            gate_up: device.zeros(chunk * 2 * inner)?,
+            inner: device.zeros(chunk * inner)?,
             logits: device.zeros(spec.vocab)?,
-            best: device.zeros(1)?,
-            finished: device.zeros(1)?,
+            sampler: SamplerMemory::new(device, 1)?,
+            experts: experts.map(|shape| ExpertMemory::new(device, shape, spec.layers, chunk)).transpose()?,
             chunk,
         })
     }

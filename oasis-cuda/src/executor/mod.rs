@@ -2,6 +2,7 @@
 
 mod bridge;
 mod copy_engine;
+mod experts;
 mod first;
 mod host;
 mod host_side;
@@ -13,6 +14,7 @@ mod plan;
 mod prefill;
 mod programs;
 mod request;
+mod sampling;
 mod step;
 mod synthetic;
 mod timeline;
@@ -29,6 +31,7 @@ use crate::kernels::{CopyList, StepInput};
 use crate::layout::{BLOCK_TOKENS, entry_bytes};
 use crate::model::DeviceModel;
 use copy_engine::list_landing;
+use experts::ExpertShape;
 use host::HostPool;
 use host_side::HostSide;
 use memory::{MOST_ROWS, Memory};
@@ -39,7 +42,7 @@ use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::memory::Reservation;
 use oasis_core::pipeline::Tracer;
-use oasis_models::sampling::Sampler;
+use oasis_core::sampling::SamplingParams;
 use parts::{Events, Parts, Streams};
 use plan::Extent;
 use prefill::Prompt;
@@ -65,8 +68,9 @@ struct StepGraph {
 /// Runs a decoder on a GPU, with the KV cache outside its memory.
 pub struct CudaExecutor {
     info: ExecutorInfo,
-    // Graphs use the memory of `parts`: they go first.
-    graphs: BTreeMap<usize, StepGraph>,
+    // Graphs use the memory of `parts`: they go first. One for a number of rows, another where top-k or top-p leave
+    // tokens of some row out.
+    graphs: BTreeMap<(usize, bool), StepGraph>,
     parts: Parts,
     /// Request of each row.
     rows: Vec<Option<RequestId>>,
@@ -86,13 +90,15 @@ impl CudaExecutor {
     /// How the device's memory would be used; `memory_limit` or what is free now is divided.
     ///
     /// # Errors
-    /// [`DeviceError`] from the driver.
+    /// [`DeviceError`] from the driver, or when nothing fits, or for a mixture of experts that the kernels do not run.
     pub fn plan(
         device: &Device,
         spec: &oasis_models::spec::DecoderSpec,
         head: Option<&oasis_models::draft::Eagle3Spec>,
         options: &CudaOptions,
     ) -> Result<MemoryPlan, DeviceError> {
+        // Better now than after the weights have been read.
+        ExpertShape::of(spec)?;
         let (free, _) = device.memory()?;
         let limit = options.memory_limit.map_or(free as u64, |limit| limit.min(free as u64));
         let options = CudaOptions { max_batch: options.max_batch.min(MOST_ROWS), ..options.clone() };
@@ -159,7 +165,8 @@ impl CudaExecutor {
         let compiler = device.compiler()?;
         let programs = Programs::load(device, &compiler, &spec, head.as_ref(), &options)?;
         let gemms = Gemms::open(device, GemmOptions::default())?;
-        let memory = Memory::new(device, &spec, head.as_ref(), &options, &plan)?;
+        let experts = programs.experts.as_ref().map(|programs| programs.shape);
+        let memory = Memory::new(device, &spec, head.as_ref(), experts, &options, &plan)?;
         let geometry = KvGeometry {
             layers: spec.layers,
             q_heads: spec.q_heads,
@@ -277,20 +284,21 @@ impl CudaExecutor {
             let positions = self.parts.memory.shared.inputs().iter().map(|input| input.position);
             side.borrow_mut().begin(positions.enumerate().filter(|(_, position)| *position >= 0));
         }
-        if self.parts.options.mode == StepMode::Graph && !self.graphs.contains_key(&bucket) {
+        let key = (bucket, self.parts.memory.shared.filters(0, bucket));
+        if self.parts.options.mode == StepMode::Graph && !self.graphs.contains_key(&key) {
             let graph = self.capture(bucket)?;
-            self.graphs.insert(bucket, graph);
+            self.graphs.insert(key, graph);
         }
         let launched = Instant::now();
         let mut marks = Vec::new();
-        match self.graphs.get(&bucket) {
+        match self.graphs.get(&key) {
             // SAFETY: the graph uses the memory of `parts`, which outlives the launch: it is waited for below.
             Some(step) => unsafe { step.graph.launch(&self.parts.streams.foreground)? },
             None => marks = self.traced(|parts| parts.queue_step(Scope::Batch(bucket)))?.1,
         }
         self.transfers_left = self.parts.rotation() < self.parts.layers();
         self.parts.streams.foreground.synchronize()?;
-        let marks = self.graphs.get(&bucket).map_or(&marks, |step| &step.marks);
+        let marks = self.graphs.get(&key).map_or(&marks, |step| &step.marks);
         timeline::record(&self.tracer, marks, self.steps, launched)
     }
 
@@ -378,17 +386,12 @@ impl CudaExecutor {
 
     fn try_admit(&mut self, sequence: Sequence) -> Result<Admission, DeviceError> {
         let Sequence { request: id, prompt, max_new_tokens, sampling } = sequence;
-        if let Err(error) = Sampler::new(sampling) {
-            return Ok(Admission::Refused { reason: error.to_string() });
+        if let Some(reason) = sampling::refusal(sampling, self.info.vocab) {
+            return Ok(Admission::Refused { reason });
         }
         if let Some(token) = prompt.iter().find(|token| token.index() >= self.info.vocab) {
             let reason = format!("expected prompt tokens below {}, found {token}", self.info.vocab);
             return Ok(Admission::Refused { reason });
-        }
-        if sampling.top_k > 0 || sampling.top_p < 1.0 {
-            let reason =
-                "the GPU samples with a temperature only so far: expected sampling.top_k = 0 and sampling.top_p = 1";
-            return Ok(Admission::Refused { reason: reason.to_owned() });
         }
         // The last generated token is never run.
         let tokens = prompt.len() + max_new_tokens.saturating_sub(1);
@@ -423,9 +426,7 @@ impl CudaExecutor {
             }
         }
         self.prepare_row(id, row, blocks)?;
-        let shared = &mut self.parts.memory.shared;
-        shared.temperatures()[row] = sampling.temperature;
-        shared.seeds()[row] = sampling.seed;
+        self.parts.memory.shared.set_sampling(row, sampling);
         let footprint = self.footprint(tokens.div_ceil(BLOCK_TOKENS), prompt.len());
         self.device_bytes += footprint;
         if self.device_bytes.total() > self.device_peak.total() {
@@ -668,6 +669,7 @@ impl Executor for CudaExecutor {
             side.borrow_mut().release(request.row);
         }
         self.staged = self.staged.filter(|staged| *staged != id);
+        self.parts.memory.shared.set_sampling(request.row, SamplingParams::default());
         self.device_bytes -= request.footprint;
         if let Some(host) = &mut self.parts.host {
             host.release(id);

@@ -1,8 +1,9 @@
 //! Capacity: what the device memory is used for, and how many requests that leaves room for.
 
+use super::experts::ExpertShape;
 use super::options::{CudaOptions, Residency};
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
-use crate::model::weight_bytes;
+use crate::model::{dense_width, weight_bytes};
 use oasis_models::draft::Eagle3Spec;
 use oasis_models::spec::DecoderSpec;
 use serde::Serialize;
@@ -90,7 +91,12 @@ impl MemoryPlan {
         let heads = spec.layers * spec.kv_heads;
         let width = (spec.q_heads + 2 * spec.kv_heads) * spec.head_dim;
         let query = spec.layers * spec.q_heads * spec.head_dim;
-        let activations = queries * (4 * spec.hidden + 2 * width + query + 3 * spec.intermediate) * 2 + spec.vocab * 4;
+        let inner = dense_width(spec);
+        // A shape that is refused needs no plan.
+        let experts = ExpertShape::of(spec).ok().flatten();
+        let expert_row = experts.map_or(0, |experts| experts.bytes(1));
+        let activations =
+            queries * ((4 * spec.hidden + 2 * width + query + 3 * inner) * 2 + expert_row) + spec.vocab * 4;
         let draft = head.map_or(0, |head| blocks * head.kv_heads * entry_bytes(head.head_dim));
         let draft_activations = head.map_or(0, |head| head.draft_vocab * 4 + head.hidden * 32 + head.intermediate * 6);
         let request = match &options.residency {
@@ -114,8 +120,9 @@ impl MemoryPlan {
         let chunk = options.chunk();
         // Residual, QKV and attention of a whole prompt, and the head's input; the MLP of a chunk.
         let whole = (2 * spec.hidden + width + head.map_or(0, |head| head.hidden)) * 2;
-        let part = (2 * spec.hidden + 3 * spec.intermediate.max(head.map_or(0, |h| h.hidden * 2))) * 2;
-        let scratch = ((tokens + chunk) * whole + chunk * part) as u64 + OVERHEAD;
+        let part = (2 * spec.hidden + 3 * inner.max(head.map_or(0, |h| h.hidden * 2))) * 2;
+        let experts = experts.map_or(0, |experts| experts.bytes(chunk));
+        let scratch = ((tokens + chunk) * whole + chunk * part + experts) as u64 + OVERHEAD;
         let weights = weight_bytes(spec, head) + (tokens * spec.head_dim * 8) as u64;
         let layer = match options.residency {
             Residency::Dense => 0,

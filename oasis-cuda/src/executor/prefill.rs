@@ -1,14 +1,16 @@
 //! Prefill, layer by layer: the whole prompt passes a layer before the next one begins. The device holds the full KV of
 //! a few layers only, while those before are on their way to the host.
 
-use super::parts::Parts;
+use super::experts::Routed;
+use super::parts::{Parts, Work};
+use super::sampling::Choice;
 use super::step::HostLayers;
 use crate::device::DeviceError;
 use crate::device::HeadRows;
 use crate::gemm::{GemmShape, Output};
-use crate::kernels::{AddNormParams, Address, AppendPromptParams, EmbedParams, SampleParams};
+use crate::kernels::{AddNormParams, Address, AppendPromptParams, EmbedParams};
 use crate::layout::{BLOCK_TOKENS, entry_bytes};
-use crate::model::{DeviceAttention, DeviceVector};
+use crate::model::{DeviceAttention, DeviceVector, FeedForward};
 
 /// A prompt that is being read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,16 +110,47 @@ impl Parts {
             let normed = memory.normed.address();
             self.linear_onto(&work, rows, &layer.attention.o, attended, residual)?;
             self.norm_rows(chunk.tokens, residual, &layer.post_attention_norm, normed, spec.norm_eps)?;
-            let (gate_up, inner) = (memory.gate_up.address(), memory.inner.address());
-            self.linear(&work, rows, &layer.mlp.gate_up, normed, gate_up, Output::Bf16)?;
-            self.swiglu(&work, chunk.tokens, spec.intermediate, gate_up, inner)?;
-            self.linear_onto(&work, rows, &layer.mlp.down, inner, residual)?;
+            self.prompt_feed_forward(&work, chunk, index, residual)?;
         }
         if index + 1 == self.layers() {
             self.queue_draft_cache(prompt)?;
             self.queue_first_token(prompt)?;
         }
         work.stream.record(&self.events.prefilled[index])
+    }
+
+    /// Feed-forward part of a chunk, from its norms onto the residual.
+    fn prompt_feed_forward(
+        &self,
+        work: &Work<'_>,
+        chunk: Chunk,
+        layer: usize,
+        residual: Address,
+    ) -> Result<(), DeviceError> {
+        let memory = &self.memory.prefill;
+        let (rows, normed) = ((chunk.rows, chunk.rows), memory.normed.address());
+        match &self.model.layers[layer].mlp {
+            FeedForward::Dense(mlp) => {
+                let (gate_up, inner) = (memory.gate_up.address(), memory.inner.address());
+                self.linear(work, rows, &mlp.gate_up, normed, gate_up, Output::Bf16)?;
+                self.swiglu(work, chunk.tokens, mlp.down.cols, gate_up, inner)?;
+                self.linear_onto(work, rows, &mlp.down, inner, residual)
+            }
+            FeedForward::Experts(experts) => {
+                let routed = Routed {
+                    memory: memory.experts.as_ref().expect("a model with experts has memory for them"),
+                    layer,
+                    rows: chunk.tokens,
+                    product: rows,
+                    position: Address::NONE,
+                    queries: 1,
+                    x: normed,
+                    base: residual,
+                    out: residual,
+                };
+                self.mixture(work, experts, &routed)
+            }
+        }
     }
 
     fn norm_rows(
@@ -274,19 +307,16 @@ impl Parts {
         self.norm_rows(1, last, &self.model.norm, normed, spec.norm_eps)?;
         self.linear_strided(&work, (1, 1), self.model.output(), normed, memory.logits.address(), spec.hidden)?;
         let shared = &self.memory.shared;
-        let params = SampleParams {
+        let choice = Choice {
+            memory: &memory.sampler,
+            rows: 1,
+            first: Some(prompt.row),
             logits: memory.logits.address(),
-            temperature: shared.temperatures_address().offset(prompt.row * 4),
-            cut: Address::NONE,
-            seed: shared.seeds_address().offset(prompt.row * 8),
+            vocab: spec.vocab,
             position: shared.prefill_position(),
-            best: memory.best.address(),
-            arrived: memory.finished.address(),
             token: shared.outputs_address().offset(prompt.row * 4),
-            vocab: spec.vocab as i32,
         };
-        // SAFETY: one row of logits and one place for its token.
-        unsafe { self.programs.sample.launch(work.stream, (self.sample_ctas(1), 1), &params) }
+        self.choose(&work, &choice)
     }
 }
 

@@ -1,13 +1,14 @@
 //! The kernels of an executor, compiled for its model and policies.
 
+use super::experts::{ExpertPrograms, ExpertShape};
 use super::options::{CudaOptions, Residency};
 use super::plan::Extent;
 use crate::compile::Compiler;
 use crate::compile::SourceFile;
 use crate::device::{Device, DeviceError, Kernel};
 use crate::kernels::{
-    Activation, AddNorm, Append, AppendPrompt, Attention, Embed, Gather, PrefillAttention, Sample, Scan, Schedule,
-    Select, Taps,
+    Activation, AddNorm, Append, AppendPrompt, Attention, Embed, Filter, Gather, PrefillAttention, Sample, Scan,
+    Schedule, Select, Taps,
 };
 use oasis_core::policy::{Aggregate, QuerySource};
 use oasis_models::draft::Eagle3Spec;
@@ -49,7 +50,9 @@ pub(super) struct Programs {
     pub embed_prompt: Kernel<Embed>,
     pub taps: Kernel<Taps>,
     pub activation: Kernel<Activation>,
+    pub filter: Kernel<Filter>,
     pub sample: Kernel<Sample>,
+    pub experts: Option<ExpertPrograms>,
     pub layer: LayerPrograms,
     pub prefill_attention: Kernel<PrefillAttention>,
     pub prefill_attention_shape: PrefillAttention,
@@ -120,6 +123,7 @@ impl Programs {
                 embed: device.load(compiler, &Embed { queries: 1 })?,
             }),
         };
+        let experts = ExpertShape::of(spec)?;
         let prefill_attention_shape = PrefillAttention { head_dim };
         Ok(Self {
             schedule: device.load(compiler, &Schedule { queries })?,
@@ -127,7 +131,9 @@ impl Programs {
             embed_prompt: device.load(compiler, &Embed { queries: 1 })?,
             taps: device.load(compiler, &Taps { queries })?,
             activation: device.load(compiler, &Activation)?,
+            filter: device.load(compiler, &Filter)?,
             sample: device.load(compiler, &Sample)?,
+            experts: experts.map(|shape| ExpertPrograms::load(device, compiler, shape)).transpose()?,
             layer,
             prefill_attention: device.load(compiler, &prefill_attention_shape)?,
             prefill_attention_shape,

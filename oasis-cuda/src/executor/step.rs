@@ -12,11 +12,12 @@ use super::memory::{Activations, LayerSets, ScheduleArrays, SparseMemory};
 use super::options::Residency;
 use super::parts::{Parts, Work};
 use super::programs::{LayerPrograms, SparsePrograms};
+use super::sampling::Choice;
 use crate::device::{DeviceError, Stream};
 use crate::gemm::Output;
 use crate::kernels::{
-    ActivationParams, AddNormParams, Address, AppendParams, AttentionParams, EmbedParams, GatherParams, SampleParams,
-    ScanParams, ScheduleParams, SelectParams, StepInput, TapsParams,
+    ActivationParams, AddNormParams, Address, AppendParams, AttentionParams, EmbedParams, GatherParams, ScanParams,
+    ScheduleParams, SelectParams, StepInput, TapsParams,
 };
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
 use crate::model::{DeviceAttention, DeviceMlp, DeviceVector};
@@ -281,7 +282,7 @@ impl Parts {
         foreground("norm", &|| {
             self.norm(&work, programs, activations, rows, added, &layer.post_attention_norm, spec.norm_eps)
         })?;
-        foreground("mlp", &|| self.mlp(&work, activations, rows, &layer.mlp))
+        foreground("mlp", &|| self.feed_forward(&work, activations, (rows, index), positions.0))
     }
 
     /// Attention on the foreground's stream, prediction, selection and transfer on theirs.
@@ -311,7 +312,13 @@ impl Parts {
         activations.q.address().offset(layer * activations.attended.bytes())
     }
 
-    fn mlp(&self, work: &Work<'_>, activations: &Activations, rows: usize, mlp: &DeviceMlp) -> Result<(), DeviceError> {
+    pub fn mlp(
+        &self,
+        work: &Work<'_>,
+        activations: &Activations,
+        rows: usize,
+        mlp: &DeviceMlp,
+    ) -> Result<(), DeviceError> {
         let (normed, room) = (activations.normed.address(), activations.rows);
         let (gate_up, inner) = (activations.gate_up.address(), activations.inner.address());
         self.linear(work, (rows, room), &mlp.gate_up, normed, gate_up, Output::Bf16)?;
@@ -626,47 +633,17 @@ impl Parts {
         let (x, y) = (activations.normed.address(), activations.logits.address());
         let room = activations.rows / queries;
         self.linear_strided(&work, (requests, room), self.model.output(), x, y, queries * spec.hidden)?;
-        let (row, shared) = (scope.first_row(), &self.memory.shared);
-        self.sample(
-            &work,
-            requests,
-            activations,
-            spec.vocab,
-            self.schedule(scope).position(),
-            row,
-            shared.outputs_address().offset(row * 4),
-        )
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn sample(
-        &self,
-        work: &Work<'_>,
-        requests: usize,
-        activations: &Activations,
-        vocab: usize,
-        position: Address,
-        row: usize,
-        token: Address,
-    ) -> Result<(), DeviceError> {
-        let params = SampleParams {
-            logits: activations.logits.address(),
-            temperature: self.memory.shared.temperatures_address().offset(row * 4),
-            cut: Address::NONE,
-            seed: self.memory.shared.seeds_address().offset(row * 8),
-            position,
-            best: activations.best.address(),
-            arrived: activations.finished.address(),
-            token,
-            vocab: vocab as i32,
+        let row = scope.first_row();
+        let choice = Choice {
+            memory: &activations.sampler,
+            rows: requests,
+            first: Some(row),
+            logits: y,
+            vocab: spec.vocab,
+            position: self.schedule(scope).position(),
+            token: self.memory.shared.outputs_address().offset(row * 4),
         };
-        // SAFETY: all arrays are sized for all rows.
-        unsafe { self.programs.sample.launch(work.stream, (self.sample_ctas(requests), requests as u32), &params) }
-    }
-
-    /// CTAs of a row of the sampler.
-    pub fn sample_ctas(&self, requests: usize) -> u32 {
-        (2 * self.device.facts.multiprocessors / requests.max(1) as u32).clamp(1, 32)
+        self.choose(&work, &choice)
     }
 
     /// The draft head's guess of the token after the given one, for every row of the scope.
@@ -747,19 +724,16 @@ impl Parts {
         self.norm(&work, layer, activations, requests, added, &head.norm, spec.norm_eps)?;
         let (x, y) = (activations.normed.address(), activations.logits.address());
         self.linear(&work, rows, &head.lm_head, x, y, Output::F32)?;
-        let params = SampleParams {
+        let choice = Choice {
+            memory: &activations.sampler,
+            rows: requests,
+            first: None,
             logits: y,
-            temperature: self.memory.greedy.address(),
-            cut: Address::NONE,
-            seed: self.memory.shared.seeds_address(),
+            vocab: spec.draft_vocab,
             position: schedule.draft_position(),
-            best: activations.best.address(),
-            arrived: activations.finished.address(),
             token: draft.tokens.address(),
-            vocab: spec.draft_vocab as i32,
         };
-        // SAFETY: all arrays are sized for all rows; temperatures of 0 make it the largest logit.
-        unsafe { self.programs.sample.launch(work.stream, (self.sample_ctas(requests), requests as u32), &params) }
+        self.choose(&work, &choice)
     }
 }
 

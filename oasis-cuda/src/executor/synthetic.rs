@@ -13,7 +13,7 @@ use serde::Serialize;
 /// Bytes that a decode step reads from device memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct StepBytes {
-    /// Weights, the draft head's included.
+    /// Weights, the draft head's included; of experts, those that the last step's rows were routed to.
     pub weights: u64,
     /// Resident entries and tails.
     pub kv: u64,
@@ -97,13 +97,16 @@ impl CudaExecutor {
         }
     }
 
-    /// Bytes of device memory that a step of all decoding requests must read at least, each once.
+    /// Bytes of device memory that a step of all decoding requests must read at least, each once; the experts are those
+    /// of the last step, as the device routed them.
     pub fn step_bytes(&self) -> StepBytes {
         let spec = &self.parts.model.spec;
         let draft = self.parts.memory.draft.is_some();
         let entry = entry_bytes(spec.head_dim) as u64;
         let heads = (spec.layers * spec.kv_heads) as u64;
-        let mut bytes = StepBytes { weights: self.parts.model.step_bytes(draft), ..StepBytes::default() };
+        let experts = self.parts.memory.experts.as_ref();
+        let active = experts.and_then(|experts| experts.active().ok()).unwrap_or(0);
+        let mut bytes = StepBytes { weights: self.parts.model.step_bytes(draft, active), ..StepBytes::default() };
         for request in self.requests.values().filter(|request| request.phase == Phase::Decode) {
             let blocks = request.position / BLOCK_TOKENS;
             bytes.kv += heads * (blocks.min(self.parts.extent.slots) + 1) as u64 * entry;

@@ -29,7 +29,7 @@ impl Route {
 pub struct RouteParams {
     /// f32 `[rows][experts]`.
     pub logits: Address,
-    /// i32 `[rows]`, below 0 for padding; none where there is no padding.
+    /// i32 `[rows / queries]`, below 0 for padding; none where there is no padding.
     pub position: Address,
     /// i32 `[rows][top]`. Written: rising within a row, -1 in padding.
     pub expert: Address,
@@ -37,6 +37,8 @@ pub struct RouteParams {
     pub weight: Address,
     /// Rows.
     pub rows: i32,
+    /// Rows of a position.
+    pub queries: i32,
     /// 1 where the weights of a row sum to 1, 0 where they are shares of all experts.
     pub normalize: i32,
 }
@@ -169,7 +171,7 @@ impl KernelSpec for ExpertTiles {
     }
 }
 
-/// Adds up what the experts of a row gave, in the order of their numbers; one CTA a row.
+/// Adds up what the experts of a row gave, weighted, in the order of their numbers; one CTA a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Combine {
     /// Experts of a row.
@@ -188,6 +190,8 @@ pub struct CombineParams {
     pub pair_at: Address,
     /// f32 `[rows][top]`.
     pub weight: Address,
+    /// bf16 `[rows][hidden]`, what the sum is added to; may be `out`; none where there is nothing.
+    pub base: Address,
     /// bf16 `[rows][hidden]`. Written.
     pub out: Address,
     /// Elements of a row, a multiple of 4.

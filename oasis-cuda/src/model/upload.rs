@@ -1,12 +1,16 @@
 //! From a loaded checkpoint, or from nothing but a shape, to weights on the device.
 
-use super::{DeviceAttention, DeviceHead, DeviceLayer, DeviceMatrix, DeviceMlp, DeviceModel, DeviceVector, rotation};
+use super::{
+    DeviceAttention, DeviceExperts, DeviceHead, DeviceLayer, DeviceMatrix, DeviceMlp, DeviceModel, DeviceVector,
+    FeedForward, mixture_of, rotation,
+};
 use crate::device::{Device, DeviceBuffer, DeviceError, Kernel, Priority, Stream};
 use crate::kernels::{RandomWeights, RandomWeightsParams};
 use half::bf16;
 use oasis_models::draft::{Eagle3Head, Eagle3Spec};
-use oasis_models::spec::DecoderSpec;
+use oasis_models::spec::{DecoderSpec, MoeSpec};
 use oasis_models::weights::{AttentionWeights, DecoderWeights, GatedMlp, Matrix, MatrixData, Mlp};
+use std::borrow::Cow;
 
 /// Where weights come from.
 pub(super) enum Source<'a> {
@@ -39,22 +43,24 @@ impl Maker<'_> {
     /// A matrix: `loaded` of a checkpoint, else random with the variance that keeps a row's size.
     fn matrix(&mut self, rows: usize, cols: usize, loaded: Option<&Matrix>) -> Result<DeviceMatrix, DeviceError> {
         let data = match loaded {
-            Some(matrix) => {
-                if (matrix.rows, matrix.cols) != (rows, cols) {
-                    let found = format!("expected [{rows}][{cols}], found [{}][{}]", matrix.rows, matrix.cols);
-                    return Err(DeviceError::new("copying a matrix to the device", found));
-                }
-                match &matrix.data {
-                    MatrixData::Bf16(data) => self.device.upload(data)?,
-                    MatrixData::F32(data) => {
-                        let data: Vec<bf16> = data.iter().map(|x| bf16::from_f32(*x)).collect();
-                        self.device.upload(&data)?
-                    }
-                }
-            }
+            Some(matrix) => self.device.upload(&elements(matrix, rows, cols)?)?,
             None => self.random(rows * cols, (3.0 / cols as f32).sqrt())?,
         };
         Ok(DeviceMatrix { rows, cols, data })
+    }
+
+    /// Matrices `[rows][cols]` of all experts, one after the other.
+    fn matrices(
+        &mut self,
+        (experts, rows, cols): (usize, usize, usize),
+        loaded: Option<Vec<&Matrix>>,
+    ) -> Result<DeviceBuffer<bf16>, DeviceError> {
+        let Some(loaded) = loaded else { return self.random(experts * rows * cols, (3.0 / cols as f32).sqrt()) };
+        let mut data = self.device.zeros(experts * rows * cols)?;
+        for (expert, matrix) in loaded.into_iter().enumerate() {
+            data.write_at(expert * rows * cols, &elements(matrix, rows, cols)?)?;
+        }
+        Ok(data)
     }
 
     fn random(&mut self, elements: usize, width: f32) -> Result<DeviceBuffer<bf16>, DeviceError> {
@@ -115,6 +121,61 @@ impl Maker<'_> {
             down: self.matrix(hidden, inner, loaded.map(|mlp| &mlp.down))?,
         })
     }
+
+    fn experts(
+        &mut self,
+        hidden: usize,
+        moe: &MoeSpec,
+        loaded: Option<(&Matrix, &[GatedMlp])>,
+    ) -> Result<DeviceExperts, DeviceError> {
+        let MoeSpec { experts, intermediate: inner, .. } = *moe;
+        if let Some((_, loaded)) = loaded.filter(|(_, loaded)| loaded.len() != experts) {
+            let found = format!("expected {experts} experts in a layer, found {}", loaded.len());
+            return Err(DeviceError::new("copying a model to the device", found));
+        }
+        let matrices = |part: fn(&GatedMlp) -> &Matrix| loaded.map(|(_, experts)| experts.iter().map(part).collect());
+        Ok(DeviceExperts {
+            router: self.matrix(experts, hidden, loaded.map(|(router, _)| router))?,
+            gate_up: self.matrices((experts, 2 * inner, hidden), matrices(|mlp| &mlp.gate_up))?,
+            down: self.matrices((experts, hidden, inner), matrices(|mlp| &mlp.down))?,
+        })
+    }
+
+    /// The feed-forward part that the shape says a layer has.
+    fn feed_forward(
+        &mut self,
+        spec: &DecoderSpec,
+        layer: usize,
+        loaded: Option<&Mlp>,
+    ) -> Result<FeedForward, DeviceError> {
+        match (mixture_of(spec, layer), loaded) {
+            (Some(moe), None) => self.experts(spec.hidden, moe, None).map(FeedForward::Experts),
+            (Some(moe), Some(Mlp::Moe { router, experts })) => {
+                self.experts(spec.hidden, moe, Some((router, experts.as_slice()))).map(FeedForward::Experts)
+            }
+            (None, None) => self.mlp(spec.hidden, spec.intermediate, None).map(FeedForward::Dense),
+            (None, Some(Mlp::Dense(mlp))) => {
+                self.mlp(spec.hidden, spec.intermediate, Some(mlp)).map(FeedForward::Dense)
+            }
+            (mixture, Some(_)) => {
+                let kinds = if mixture.is_some() { ["experts", "one MLP"] } else { ["one MLP", "experts"] };
+                let found = format!("expected {} in layer {layer}, found {}", kinds[0], kinds[1]);
+                Err(DeviceError::new("copying a model to the device", found))
+            }
+        }
+    }
+}
+
+/// The elements of a matrix `[rows][cols]` in bf16.
+fn elements(matrix: &Matrix, rows: usize, cols: usize) -> Result<Cow<'_, [bf16]>, DeviceError> {
+    if (matrix.rows, matrix.cols) != (rows, cols) {
+        let found = format!("expected [{rows}][{cols}], found [{}][{}]", matrix.rows, matrix.cols);
+        return Err(DeviceError::new("copying a matrix to the device", found));
+    }
+    Ok(match &matrix.data {
+        MatrixData::Bf16(data) => data.into(),
+        MatrixData::F32(data) => data.iter().map(|x| bf16::from_f32(*x)).collect(),
+    })
 }
 
 /// Shape of an attention layer's weights.
@@ -136,10 +197,6 @@ pub(super) fn decoder(
     head: Option<&Eagle3Spec>,
     positions: usize,
 ) -> Result<DeviceModel, DeviceError> {
-    if spec.moe.is_some() {
-        return Err(DeviceError::new("copying a model to the device", "mixtures of experts do not run there yet")
-            .hint("device.kind = \"cpu\" runs them"));
-    }
     let (weights, loaded_head) = match &source {
         Source::Loaded(weights, head) => (Some(*weights), *head),
         Source::Random { .. } => (None, None),
@@ -150,13 +207,6 @@ pub(super) fn decoder(
     let mut layers = Vec::with_capacity(spec.layers);
     for index in 0..spec.layers {
         let loaded = weights.map(|w| &w.layers[index]);
-        let mlp = match loaded.map(|layer| &layer.mlp) {
-            Some(Mlp::Moe { .. }) => {
-                return Err(DeviceError::new("copying a model to the device", "a layer has experts"));
-            }
-            Some(Mlp::Dense(mlp)) => Some(mlp),
-            None => None,
-        };
         let shape = AttentionShape {
             q_heads,
             kv_heads,
@@ -170,7 +220,7 @@ pub(super) fn decoder(
             input_norm: maker.vector(hidden, loaded.map(|l| l.input_norm.as_slice()))?,
             attention: maker.attention(shape, loaded.map(|l| &l.attention))?,
             post_attention_norm: maker.vector(hidden, loaded.map(|l| l.post_attention_norm.as_slice()))?,
-            mlp: maker.mlp(hidden, spec.intermediate, mlp)?,
+            mlp: maker.feed_forward(spec, index, loaded.map(|l| &l.mlp))?,
         });
     }
     let lm_head = match weights {

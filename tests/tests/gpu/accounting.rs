@@ -161,8 +161,8 @@ pub fn impossible_requests_are_refused(scene: &Scene) {
         (sequence(1, &prompt, 12), "310"),
         (with(SamplingParams { temperature: -1.0, ..greedy }), "temperature"),
         (with(SamplingParams { temperature: f32::NAN, ..greedy }), "temperature"),
-        (with(SamplingParams { temperature: 1.0, top_k: 5, ..greedy }), "top_k"),
-        (with(SamplingParams { temperature: 1.0, top_p: 0.5, ..greedy }), "top_p"),
+        (with(SamplingParams { temperature: 1.0, top_p: 1.5, ..greedy }), "top_p"),
+        (with(SamplingParams { temperature: 1.0, top_p: f32::NAN, ..greedy }), "top_p"),
         (sequence(1, &alien, 2), "4096"),
     ];
     for (sequence, what) in cases {

@@ -6,6 +6,7 @@
 mod accounting;
 mod batching;
 mod errors;
+mod experts;
 mod parity;
 mod selection;
 
@@ -56,6 +57,10 @@ const TESTS: &[(&str, Test)] = &tests![
     accounting::a_context_is_used_to_its_end,
     errors::a_request_without_numbers_ends_alone_and_leaves_no_trace,
     errors::device_code_that_does_not_compile_names_its_line,
+    experts::a_mixture_says_what_it_says_on_the_cpu,
+    experts::bytes_of_a_step_count_the_experts_that_have_rows,
+    experts::draws_stay_among_the_candidates_of_the_cpu,
+    experts::experts_of_other_widths_are_refused_before_anything_is_copied,
 ];
 
 fn main() -> ExitCode {
