@@ -162,7 +162,11 @@ fn check_host_memory(bytes: u64) -> CliResult {
         return Ok(());
     }
     Err(CliError::input(
-        format!("store.capacity: expected at most {} of host memory to pin, found {}", size(most / 10 * 9), size(bytes)),
+        format!(
+            "store.capacity: expected at most {} of host memory to pin, found {}",
+            size(most / 10 * 9),
+            size(bytes)
+        ),
         "lower store.capacity, engine.max_batch or device.max_context",
     ))
 }

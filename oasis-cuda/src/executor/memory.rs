@@ -1,9 +1,9 @@
 //! Device memory of an executor: everything is allocated at the start, and a request is a row of it.
 
-use super::experts::{ExpertMemory, ExpertShape};
+use super::mixture::{ExpertMemory, ExpertShape};
 use super::options::{CudaOptions, Residency};
 use super::plan::{Extent, MemoryPlan};
-use super::sampling::{SamplerMemory, filters};
+use super::sampler::{SamplerMemory, filters};
 use crate::device::{Device, DeviceBuffer, DeviceError, PinnedBuffer};
 use crate::kernels::{Address, Attention, CopyList, EntryCopy, StepInput};
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};

@@ -8,12 +8,14 @@ mod host;
 mod host_side;
 mod inspect;
 mod memory;
+mod mixture;
 mod options;
 mod parts;
 mod plan;
 mod prefill;
 mod programs;
 mod request;
+mod sampler;
 mod sampling;
 mod step;
 mod synthetic;
@@ -31,10 +33,10 @@ use crate::kernels::{CopyList, StepInput};
 use crate::layout::{BLOCK_TOKENS, entry_bytes};
 use crate::model::DeviceModel;
 use copy_engine::list_landing;
-use experts::ExpertShape;
 use host::HostPool;
 use host_side::HostSide;
 use memory::{MOST_ROWS, Memory};
+use mixture::ExpertShape;
 use oasis_core::executor::{
     Admission, DecodeRow, Executor, ExecutorInfo, ExecutorStats, PrefillProgress, RequestError, Sequence,
 };
@@ -386,7 +388,7 @@ impl CudaExecutor {
 
     fn try_admit(&mut self, sequence: Sequence) -> Result<Admission, DeviceError> {
         let Sequence { request: id, prompt, max_new_tokens, sampling } = sequence;
-        if let Some(reason) = sampling::refusal(sampling, self.info.vocab) {
+        if let Some(reason) = sampler::refusal(sampling, self.info.vocab) {
             return Ok(Admission::Refused { reason });
         }
         if let Some(token) = prompt.iter().find(|token| token.index() >= self.info.vocab) {

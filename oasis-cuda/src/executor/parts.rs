@@ -11,6 +11,7 @@ use crate::device::{Device, DeviceError, Event, PinnedBuffer, Stream};
 use crate::gemm::{GemmShape, Gemms, Operands, Output, Workspace};
 use crate::kernels::{AddNormParams, Address};
 use crate::model::{DeviceHead, DeviceMatrix, DeviceModel, DeviceVector};
+use oasis_core::pipeline::Track;
 use std::cell::RefCell;
 
 /// The streams; one for each of those who work at the same time.
@@ -95,6 +96,28 @@ impl Parts {
     pub fn order(&self, before: &Stream, after: &Stream) -> Result<(), DeviceError> {
         before.record(&self.events.order)?;
         after.wait(&self.events.order)
+    }
+
+    /// Queues `work` on `stream`, between two events where steps are traced.
+    pub fn span(
+        &self,
+        stream: &Stream,
+        track: Track,
+        name: &'static str,
+        layer: usize,
+        work: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        if self.marks.borrow().is_none() {
+            return work();
+        }
+        let (start, end) = (self.device.event()?, self.device.event()?);
+        stream.record_in_graph(&start)?;
+        work()?;
+        stream.record_in_graph(&end)?;
+        if let Some(marks) = self.marks.borrow_mut().as_mut() {
+            marks.push(Mark { track, name, layer, start, end });
+        }
+        Ok(())
     }
 
     /// `y[rows][out] = x[rows][in] . matrix`; `rows` is how many there are, and for how many both sides have room.

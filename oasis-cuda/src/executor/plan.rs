@@ -1,6 +1,6 @@
 //! Capacity: what the device memory is used for, and how many requests that leaves room for.
 
-use super::experts::ExpertShape;
+use super::mixture::ExpertShape;
 use super::options::{CudaOptions, Residency};
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
 use crate::model::{dense_width, weight_bytes};

@@ -1,6 +1,6 @@
 //! The kernels of an executor, compiled for its model and policies.
 
-use super::experts::{ExpertPrograms, ExpertShape};
+use super::mixture::{ExpertPrograms, ExpertShape};
 use super::options::{CudaOptions, Residency};
 use super::plan::Extent;
 use crate::compile::Compiler;

@@ -1,26 +1,9 @@
 //! The choice of the next tokens.
 
 use super::parts::{Parts, Work};
-use crate::device::{Device, DeviceBuffer, DeviceError};
-use crate::kernels::{Address, Filter, FilterParams, Sample, SampleParams};
-use oasis_core::sampling::SamplingParams;
-use oasis_models::sampling::Sampler;
-
-/// Working memory of the sampler.
-pub(super) struct SamplerMemory {
-    /// u64 `[rows]`, zero between launches.
-    best: DeviceBuffer<u64>,
-    /// u32 `[rows]`, zero between launches.
-    arrived: DeviceBuffer<u32>,
-    /// u64 `[rows]`: which tokens top-k and top-p left.
-    cut: DeviceBuffer<u64>,
-}
-
-impl SamplerMemory {
-    pub fn new(device: &Device, rows: usize) -> Result<Self, DeviceError> {
-        Ok(Self { best: device.zeros(rows)?, arrived: device.zeros(rows)?, cut: device.zeros(rows)? })
-    }
-}
+use super::sampler::SamplerMemory;
+use crate::device::DeviceError;
+use crate::kernels::{Address, FilterParams, Sample, SampleParams};
 
 /// Tokens to be chosen.
 pub(super) struct Choice<'a> {
@@ -35,25 +18,6 @@ pub(super) struct Choice<'a> {
     pub position: Address,
     /// i32 `[rows]`. Written.
     pub token: Address,
-}
-
-/// Why parameters cannot be used with a vocabulary of `vocab` tokens.
-pub(super) fn refusal(sampling: SamplingParams, vocab: usize) -> Option<String> {
-    if let Err(error) = Sampler::new(sampling) {
-        return Some(error.to_string());
-    }
-    (filters(sampling) && vocab > Filter::MAX_VOCAB).then(|| {
-        let most = Filter::MAX_VOCAB;
-        format!(
-            "sampling with top-k or top-p: expected a vocabulary of at most {most} tokens, found {vocab}\n  hint: \
-             sampling.top_k = 0 and sampling.top_p = 1 keep all tokens"
-        )
-    })
-}
-
-/// Whether some token may be left out.
-pub(super) fn filters(sampling: SamplingParams) -> bool {
-    sampling.temperature > 0.0 && (sampling.top_k > 0 || sampling.top_p < 1.0)
 }
 
 impl Parts {
