@@ -1,7 +1,10 @@
 //! The CUDA executor: prefill, decode steps as graphs, working sets that a gather fills from host memory.
 
+mod admission;
 mod bridge;
 mod copy_engine;
+mod decoding;
+mod draft;
 mod experts;
 mod first;
 mod host;
@@ -14,6 +17,7 @@ mod parts;
 mod plan;
 mod prefill;
 mod programs;
+mod reading;
 mod request;
 mod sampler;
 mod sampling;
@@ -29,7 +33,7 @@ pub use synthetic::StepBytes;
 
 use crate::device::{Device, DeviceError, Graph, Priority};
 use crate::gemm::{GemmOptions, Gemms};
-use crate::kernels::{CopyList, StepInput};
+use crate::kernels::CopyList;
 use crate::layout::{BLOCK_TOKENS, entry_bytes};
 use crate::model::DeviceModel;
 use copy_engine::list_landing;
@@ -42,23 +46,16 @@ use oasis_core::executor::{
 };
 use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{RequestId, TokenId};
-use oasis_core::memory::Reservation;
 use oasis_core::pipeline::Tracer;
 use oasis_core::sampling::SamplingParams;
 use parts::{Events, Parts, Streams};
 use plan::Extent;
-use prefill::Prompt;
 use programs::Programs;
+use reading::PrefillError;
 use request::{Phase, Request};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::time::Instant;
-use step::{HostLayers, PADDING, Scope};
 use timeline::Mark;
-
-/// Layers of a prefill that may be queued before those before them are done: enough that the device never waits for the
-/// host, few enough that a cancelled prefill ends soon.
-const LAYERS_AHEAD: usize = 4;
 
 /// A captured step.
 struct StepGraph {
@@ -262,330 +259,10 @@ impl CudaExecutor {
         &self.parts.plan
     }
 
-    /// Batch sizes that graphs are captured for: a step runs the next larger one.
-    fn bucket(&self, rows: usize) -> usize {
-        let step = match rows {
-            0..=4 => return rows.next_power_of_two().min(self.rows.len()),
-            5..=32 => 8,
-            33..=128 => 16,
-            _ => 32,
-        };
-        rows.next_multiple_of(step).min(self.rows.len())
-    }
-
     /// Records what the device does in the steps to come. Events around every operation slow a step down a little.
     pub fn set_tracer(&mut self, tracer: Tracer) {
         self.tracer = tracer;
         self.graphs.clear();
-    }
-
-    /// Queues a step of the rows whose inputs are set and waits for it.
-    fn run_batch(&mut self, rows: usize) -> Result<(), DeviceError> {
-        let bucket = self.bucket(rows);
-        if let Some(side) = &self.parts.host_side {
-            let positions = self.parts.memory.shared.inputs().iter().map(|input| input.position);
-            side.borrow_mut().begin(positions.enumerate().filter(|(_, position)| *position >= 0));
-        }
-        let key = (bucket, self.parts.memory.shared.filters(0, bucket));
-        if self.parts.options.mode == StepMode::Graph && !self.graphs.contains_key(&key) {
-            let graph = self.capture(bucket)?;
-            self.graphs.insert(key, graph);
-        }
-        let launched = Instant::now();
-        let mut marks = Vec::new();
-        match self.graphs.get(&key) {
-            // SAFETY: the graph uses the memory of `parts`, which outlives the launch: it is waited for below.
-            Some(step) => unsafe { step.graph.launch(&self.parts.streams.foreground)? },
-            None => marks = self.traced(|parts| parts.queue_step(Scope::Batch(bucket)))?.1,
-        }
-        self.transfers_left = self.parts.rotation() < self.parts.layers();
-        self.parts.streams.foreground.synchronize()?;
-        let marks = self.graphs.get(&key).map_or(&marks, |step| &step.marks);
-        timeline::record(&self.tracer, marks, self.steps, launched)
-    }
-
-    /// Captures a step of `bucket` rows. A step of nothing but padding goes first: products choose their algorithms then,
-    /// which a capture must not do.
-    fn capture(&mut self, bucket: usize) -> Result<StepGraph, DeviceError> {
-        let inputs: Vec<StepInput> = self.parts.memory.shared.inputs().to_vec();
-        self.parts.memory.shared.inputs().fill(PADDING);
-        self.parts.queue_step(Scope::Batch(bucket))?;
-        self.parts.device.synchronize()?;
-        self.parts.gemms.end_planning();
-        self.parts.memory.shared.inputs().copy_from_slice(&inputs);
-        let capture = |parts: &Parts| parts.streams.foreground.capture(|| parts.queue_step(Scope::Batch(bucket)));
-        let (graph, marks) = self.traced(capture)?;
-        Ok(StepGraph { graph, marks })
-    }
-
-    /// Runs `queue` with events around the operations where steps are traced.
-    fn traced<T>(&self, queue: impl FnOnce(&Parts) -> Result<T, DeviceError>) -> Result<(T, Vec<Mark>), DeviceError> {
-        *self.parts.marks.borrow_mut() = self.tracer.is_recording().then(Vec::new);
-        let done = queue(&self.parts);
-        let marks = self.parts.marks.borrow_mut().take().unwrap_or_default();
-        Ok((done?, marks))
-    }
-
-    /// Finishes what the last step left to the next one, so that rows can be given to other requests.
-    fn settle(&mut self) -> Result<(), DeviceError> {
-        if std::mem::take(&mut self.transfers_left) {
-            self.parts.queue_left_transfers()?;
-        }
-        self.parts.streams.foreground.synchronize()
-    }
-
-    fn footprint(&self, blocks: usize, prompt: usize) -> KvFootprint {
-        let KvGeometry { layers, kv_heads, .. } = self.info.geometry;
-        let entry = entry_bytes(self.info.geometry.head_dim);
-        let plan = &self.parts.plan.request;
-        let resident = match self.info.budget_blocks {
-            Some(budget) => budget.min(blocks) + 2,
-            None => blocks,
-        };
-        let share = |bytes: u64| bytes * blocks as u64 / self.parts.extent.blocks as u64;
-        KvFootprint {
-            working_set: (layers * kv_heads * resident * entry) as u64,
-            summaries: share(plan.summaries),
-            draft: share(plan.draft),
-            prefill: match self.info.budget_blocks {
-                Some(_) => (prompt.div_ceil(BLOCK_TOKENS) * kv_heads * entry * self.parts.plan.prefill_layers) as u64,
-                None => 0,
-            },
-        }
-    }
-
-    /// A request's host memory.
-    fn host_layers(&self, id: RequestId, request: &Request) -> Option<HostLayers> {
-        let address = self.parts.host.as_ref()?.address(id)?;
-        let block = self.info.geometry.block_bytes();
-        Some(HostLayers { address, stride: request.blocks * block, bytes: request.prompt / BLOCK_TOKENS * block })
-    }
-
-    /// Makes a row's tables those of a new request.
-    fn prepare_row(&mut self, id: RequestId, row: usize, blocks: usize) -> Result<(), DeviceError> {
-        let layers = self.parts.layers();
-        let block = self.info.geometry.block_bytes();
-        let (rows, kv_heads, slots) = (self.rows.len(), self.info.geometry.kv_heads, self.parts.extent.slots);
-        let Some(base) = self.parts.host.as_ref().and_then(|host| host.address(id)) else { return Ok(()) };
-        for layer in 0..layers {
-            self.parts.memory.shared.hosts()[layer * rows + row] = base.offset(layer * blocks * block).0;
-        }
-        if let Some(side) = &self.parts.host_side {
-            side.borrow_mut().admit(row, base, blocks * block);
-        }
-        let stream = &self.parts.streams.foreground;
-        let Some(sparse) = &self.parts.memory.sparse else { return Ok(()) };
-        let from = self.parts.memory.shared.hosts_address();
-        // SAFETY: both tables have `layers * rows` addresses; steps are queued on the same stream.
-        unsafe { stream.copy(sparse.hosts.address(), from, layers * rows * 8)? };
-        for sets in &sparse.layers {
-            let at = sets.slot_block.address().offset(row * kv_heads * slots * 4);
-            // SAFETY: the row's own slots; no step that uses them is queued after the one before.
-            unsafe { stream.fill(at, 0xff, kv_heads * slots * 4)? };
-        }
-        Ok(())
-    }
-
-    fn try_admit(&mut self, sequence: Sequence) -> Result<Admission, DeviceError> {
-        let Sequence { request: id, prompt, max_new_tokens, sampling } = sequence;
-        if let Some(reason) = sampler::refusal(sampling, self.info.vocab) {
-            return Ok(Admission::Refused { reason });
-        }
-        if let Some(token) = prompt.iter().find(|token| token.index() >= self.info.vocab) {
-            let reason = format!("expected prompt tokens below {}, found {token}", self.info.vocab);
-            return Ok(Admission::Refused { reason });
-        }
-        // The last generated token is never run.
-        let tokens = prompt.len() + max_new_tokens.saturating_sub(1);
-        if tokens > self.info.max_context {
-            let reason = format!(
-                "expected a context of at most {} tokens, found {tokens} (engine.max_context)",
-                self.info.max_context
-            );
-            return Ok(Admission::Refused { reason });
-        }
-        let Some(row) = self.rows.iter().position(Option::is_none) else {
-            return Ok(Admission::Wait { reason: format!("device memory: all {} rows are in use", self.rows.len()) });
-        };
-        let blocks = self.info.geometry.full_blocks(tokens);
-        let bytes = (self.info.geometry.layers * blocks * self.info.geometry.block_bytes()) as u64;
-        if let Some(host) = &mut self.parts.host {
-            match host.reserve(id, bytes) {
-                Reservation::Granted => {}
-                Reservation::Full { needed, free } => {
-                    return Ok(Admission::Wait {
-                        reason: format!("host KV memory: {needed} bytes needed, {free} free"),
-                    });
-                }
-                Reservation::TooLarge { needed, capacity } => {
-                    return Ok(Admission::Refused {
-                        reason: format!(
-                            "the KV store is too small: expected room for {needed} bytes, found {capacity}\n  hint: raise \
-                             store.capacity, or shorten the context"
-                        ),
-                    });
-                }
-            }
-        }
-        self.prepare_row(id, row, blocks)?;
-        self.parts.memory.shared.set_sampling(row, sampling);
-        let footprint = self.footprint(tokens.div_ceil(BLOCK_TOKENS), prompt.len());
-        self.device_bytes += footprint;
-        if self.device_bytes.total() > self.device_peak.total() {
-            self.device_peak = self.device_bytes;
-        }
-        self.rows[row] = Some(id);
-        let request = Request {
-            row,
-            prompt: prompt.len(),
-            blocks,
-            position: prompt.len(),
-            end: tokens,
-            footprint,
-            phase: Phase::Prefill { prompt, queued: 0 },
-        };
-        self.requests.insert(id, request);
-        Ok(Admission::Admitted)
-    }
-
-    fn try_prefill(&mut self, id: RequestId) -> Result<PrefillProgress, PrefillError> {
-        let refuse = |problem: &str| Err(PrefillError::Request(format!("request {id}: {problem}")));
-        let busy = self.requests.values().any(|r| r.phase == Phase::Decode);
-        let Some(request) = self.requests.get(&id) else { return refuse("expected an admitted request, found none") };
-        let Phase::Prefill { queued, prompt: tokens } = &request.phase else {
-            return refuse("its prompt has been read already");
-        };
-        let (mut queued, layers) = (*queued, self.parts.layers());
-        let other = |r: &Request| r.row != request.row && matches!(r.phase, Phase::Prefill { queued: 1.., .. });
-        if self.requests.values().any(other) {
-            return refuse("expected one prompt to be read at a time, found another under way");
-        }
-        let host = self.host_layers(id, request);
-        let prompt = Prompt { row: request.row, tokens: request.prompt, host };
-        if queued == 0 {
-            let tokens: Vec<i32> = tokens.iter().map(|token| token.0 as i32).collect();
-            self.begin_prompt(id, prompt, &tokens)?;
-        }
-        let mut done = self.layers_done(queued)?;
-        while queued < layers && queued < done + LAYERS_AHEAD {
-            self.parts.queue_prompt_layer(prompt, queued)?;
-            queued += 1;
-        }
-        if !busy && done < queued {
-            // Nothing else to do meanwhile.
-            self.parts.events.prefilled[done].synchronize()?;
-            done = self.layers_done(queued)?;
-        }
-        let request = self.requests.get_mut(&id).expect("looked up above");
-        if done < layers {
-            if let Phase::Prefill { queued: before, .. } = &mut request.phase {
-                *before = queued;
-            }
-            let tokens = request.prompt;
-            return Ok(PrefillProgress::Running { done: done * tokens, total: layers * tokens });
-        }
-        // What the host holds is complete before a step may evict it.
-        self.parts.streams.offload.synchronize()?;
-        self.parts.gemms.end_planning();
-        let token = self.parts.memory.shared.outputs()[request.row];
-        let prefill = std::mem::take(&mut request.footprint.prefill);
-        self.device_bytes -= KvFootprint { prefill, ..KvFootprint::default() };
-        request.phase = match self.info.budget_blocks {
-            Some(_) => Phase::First,
-            None => Phase::Decode,
-        };
-        token_of(id, token).map(PrefillProgress::Done).map_err(|error| PrefillError::Request(error.to_string()))
-    }
-
-    /// Layers of the prefill under way that are done.
-    fn layers_done(&self, queued: usize) -> Result<usize, DeviceError> {
-        for layer in 0..queued {
-            if !self.parts.events.prefilled[layer].is_done()? {
-                return Ok(layer);
-            }
-        }
-        Ok(queued)
-    }
-
-    fn begin_prompt(&mut self, id: RequestId, prompt: Prompt, tokens: &[i32]) -> Result<(), DeviceError> {
-        // A request that has not decoded yet loses its full KV on the device: it is fetched back later.
-        self.staged = (self.parts.plan.prefill_layers >= self.parts.layers()).then_some(id);
-        let shared = &mut self.parts.memory.shared;
-        shared.prompt()[..tokens.len()].copy_from_slice(tokens);
-        shared.singles()[1].position = tokens.len() as i32 - 1;
-        // The row's tables are set on the foreground's stream.
-        self.parts.order(&self.parts.streams.foreground, &self.parts.streams.prefill)?;
-        self.parts.queue_prompt(prompt)
-    }
-
-    /// Checks a row of a step; gives its request's row on the device.
-    fn check_row(&self, row: &DecodeRow, seen: &mut [bool]) -> Result<usize, RequestError> {
-        let DecodeRow { request: id, token } = *row;
-        let refuse = |problem: &str| Err(RequestError(format!("request {id}: {problem}")));
-        let Some(request) = self.requests.get(&id) else {
-            return refuse("expected an admitted request, named once in the batch; found none");
-        };
-        match &request.phase {
-            Phase::Failed(problem) => return Err(RequestError(problem.clone())),
-            Phase::Prefill { .. } => return refuse("its prompt has not been read yet"),
-            Phase::First | Phase::Decode => {}
-        }
-        if std::mem::replace(&mut seen[request.row], true) {
-            return refuse("expected an admitted request, named once in the batch; found it twice");
-        }
-        if request.position >= self.info.max_context {
-            return refuse("the context is full");
-        }
-        if request.position >= request.end {
-            return refuse("expected no more steps than tokens were asked for; slots and store have room for no more");
-        }
-        if token.index() >= self.info.vocab {
-            return refuse("the token is not in the vocabulary");
-        }
-        Ok(request.row)
-    }
-
-    fn try_decode(&mut self, rows: &[DecodeRow]) -> Result<Vec<Result<TokenId, RequestError>>, DeviceError> {
-        self.steps += 1;
-        let mut seen = vec![false; self.rows.len()];
-        let checked: Vec<Result<usize, RequestError>> = rows.iter().map(|row| self.check_row(row, &mut seen)).collect();
-        self.parts.memory.shared.inputs().fill(PADDING);
-        let mut batch = 0;
-        let mut first = Vec::new();
-        for (row, place) in rows.iter().zip(&checked) {
-            let Ok(place) = *place else { continue };
-            let request = &self.requests[&row.request];
-            let input = StepInput { token: row.token.0 as i32, position: request.position as i32 };
-            match request.phase {
-                Phase::First => first.push((row.request, input)),
-                _ => {
-                    self.parts.memory.shared.inputs()[place] = input;
-                    batch = batch.max(place + 1);
-                }
-            }
-        }
-        if batch > 0 {
-            self.run_batch(batch)?;
-        }
-        for (id, input) in first {
-            self.run_first(id, input)?;
-        }
-        let outputs = self.parts.memory.shared.outputs().to_vec();
-        let failures = self.parts.host_side.as_ref().map(|side| side.borrow_mut().take_failures()).unwrap_or_default();
-        let results = rows.iter().zip(checked).map(|(row, place)| {
-            let place = place?;
-            let request = self.requests.get_mut(&row.request).expect("checked above");
-            if let Some(problem) = failures.get(&place) {
-                let problem = format!("request {}: {problem}", row.request);
-                request.phase = Phase::Failed(problem.clone());
-                return Err(RequestError(problem));
-            }
-            request.position += 1;
-            request.phase = Phase::Decode;
-            self.tokens += 1;
-            token_of(row.request, outputs[place])
-        });
-        Ok(results.collect())
     }
 
     fn lists(&self) -> Vec<CopyList> {
@@ -605,26 +282,6 @@ fn described(device: &Device, options: &CudaOptions) -> String {
         None => name.clone(),
         Some(Bridge::Selection) => format!("{name}, selection on the host"),
         Some(Bridge::Prediction) => format!("{name}, prediction and selection on the host"),
-    }
-}
-
-fn token_of(id: RequestId, token: i32) -> Result<TokenId, RequestError> {
-    u32::try_from(token).map(TokenId).map_err(|_| {
-        RequestError(format!(
-            "request {id}: logits: expected a number, found none\n  hint: the arithmetic overflowed, or the weights are damaged"
-        ))
-    })
-}
-
-/// Why a prefill cannot go on.
-enum PrefillError {
-    Request(String),
-    Device(DeviceError),
-}
-
-impl From<DeviceError> for PrefillError {
-    fn from(error: DeviceError) -> Self {
-        Self::Device(error)
     }
 }
 

@@ -1,0 +1,98 @@
+//! Reading a prompt, a few layers ahead of the device.
+
+use super::CudaExecutor;
+use super::decoding::token_of;
+use super::prefill::Prompt;
+use super::request::{Phase, Request};
+use crate::device::DeviceError;
+use oasis_core::executor::PrefillProgress;
+use oasis_core::geometry::KvFootprint;
+use oasis_core::ids::RequestId;
+
+/// Layers of a prefill that may be queued before those before them are done: enough that the device never waits for the
+/// host, few enough that a cancelled prefill ends soon.
+const LAYERS_AHEAD: usize = 4;
+
+impl CudaExecutor {
+    pub(super) fn try_prefill(&mut self, id: RequestId) -> Result<PrefillProgress, PrefillError> {
+        let refuse = |problem: &str| Err(PrefillError::Request(format!("request {id}: {problem}")));
+        let busy = self.requests.values().any(|r| r.phase == Phase::Decode);
+        let Some(request) = self.requests.get(&id) else { return refuse("expected an admitted request, found none") };
+        let Phase::Prefill { queued, prompt: tokens } = &request.phase else {
+            return refuse("its prompt has been read already");
+        };
+        let (mut queued, layers) = (*queued, self.parts.layers());
+        let other = |r: &Request| r.row != request.row && matches!(r.phase, Phase::Prefill { queued: 1.., .. });
+        if self.requests.values().any(other) {
+            return refuse("expected one prompt to be read at a time, found another under way");
+        }
+        let host = self.host_layers(id, request);
+        let prompt = Prompt { row: request.row, tokens: request.prompt, host };
+        if queued == 0 {
+            let tokens: Vec<i32> = tokens.iter().map(|token| token.0 as i32).collect();
+            self.begin_prompt(id, prompt, &tokens)?;
+        }
+        let mut done = self.layers_done(queued)?;
+        while queued < layers && queued < done + LAYERS_AHEAD {
+            self.parts.queue_prompt_layer(prompt, queued)?;
+            queued += 1;
+        }
+        if !busy && done < queued {
+            // Nothing else to do meanwhile.
+            self.parts.events.prefilled[done].synchronize()?;
+            done = self.layers_done(queued)?;
+        }
+        let request = self.requests.get_mut(&id).expect("looked up above");
+        if done < layers {
+            if let Phase::Prefill { queued: before, .. } = &mut request.phase {
+                *before = queued;
+            }
+            let tokens = request.prompt;
+            return Ok(PrefillProgress::Running { done: done * tokens, total: layers * tokens });
+        }
+        // What the host holds is complete before a step may evict it.
+        self.parts.streams.offload.synchronize()?;
+        self.parts.gemms.end_planning();
+        let token = self.parts.memory.shared.outputs()[request.row];
+        let prefill = std::mem::take(&mut request.footprint.prefill);
+        self.device_bytes -= KvFootprint { prefill, ..KvFootprint::default() };
+        request.phase = match self.info.budget_blocks {
+            Some(_) => Phase::First,
+            None => Phase::Decode,
+        };
+        token_of(id, token).map(PrefillProgress::Done).map_err(|error| PrefillError::Request(error.to_string()))
+    }
+
+    /// Layers of the prefill under way that are done.
+    pub(super) fn layers_done(&self, queued: usize) -> Result<usize, DeviceError> {
+        for layer in 0..queued {
+            if !self.parts.events.prefilled[layer].is_done()? {
+                return Ok(layer);
+            }
+        }
+        Ok(queued)
+    }
+
+    pub(super) fn begin_prompt(&mut self, id: RequestId, prompt: Prompt, tokens: &[i32]) -> Result<(), DeviceError> {
+        // A request that has not decoded yet loses its full KV on the device: it is fetched back later.
+        self.staged = (self.parts.plan.prefill_layers >= self.parts.layers()).then_some(id);
+        let shared = &mut self.parts.memory.shared;
+        shared.prompt()[..tokens.len()].copy_from_slice(tokens);
+        shared.singles()[1].position = tokens.len() as i32 - 1;
+        // The row's tables are set on the foreground's stream.
+        self.parts.order(&self.parts.streams.foreground, &self.parts.streams.prefill)?;
+        self.parts.queue_prompt(prompt)
+    }
+}
+
+/// Why a prefill cannot go on.
+pub(super) enum PrefillError {
+    Request(String),
+    Device(DeviceError),
+}
+
+impl From<DeviceError> for PrefillError {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(error)
+    }
+}
