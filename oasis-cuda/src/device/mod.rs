@@ -5,6 +5,7 @@ mod buffer;
 mod error;
 mod kernel;
 mod pinned;
+mod range;
 mod stream;
 mod tensor_map;
 
@@ -13,6 +14,7 @@ pub use buffer::DeviceBuffer;
 pub use error::DeviceError;
 pub use kernel::Kernel;
 pub use pinned::PinnedBuffer;
+pub use range::Range;
 pub use stream::{Event, Graph, Priority, Stream};
 pub use tensor_map::{HeadRows, TensorMap};
 

@@ -6,7 +6,7 @@ use super::request::Phase;
 use super::step::{PADDING, Scope};
 use super::timeline::{self, Mark};
 use super::{CudaExecutor, StepGraph};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Range};
 use crate::kernels::StepInput;
 use oasis_core::executor::{DecodeRow, RequestError};
 use oasis_core::ids::{RequestId, TokenId};
@@ -27,6 +27,7 @@ impl CudaExecutor {
     /// Queues a step of the rows whose inputs are set and waits for it.
     pub(super) fn run_batch(&mut self, rows: usize) -> Result<(), DeviceError> {
         let bucket = self.bucket(rows);
+        let _range = Range::begin(|| format!("decode step, {bucket} rows"));
         if let Some(side) = &self.parts.host_side {
             let positions = self.parts.memory.shared.inputs().iter().map(|input| input.position);
             side.borrow_mut().begin(positions.enumerate().filter(|(_, position)| *position >= 0));

@@ -3,7 +3,7 @@
 use super::CudaExecutor;
 use super::options::Residency;
 use super::step::{FirstStep, HostLayers, Scope};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Range};
 use crate::kernels::StepInput;
 use crate::layout::{BLOCK_TOKENS, entry_bytes};
 use oasis_core::ids::RequestId;
@@ -12,6 +12,7 @@ use oasis_core::policy::QuerySource;
 impl CudaExecutor {
     /// Runs a request's first decode step, which sees its full KV, and waits for it.
     pub(super) fn run_first(&mut self, id: RequestId, input: StepInput) -> Result<(), DeviceError> {
+        let _range = Range::begin(|| format!("first step of request {id}"));
         let staged = self.staged == Some(id);
         if !staged {
             // What is fetched takes the place of another request's full KV, or of what a prefill is writing.

@@ -5,8 +5,7 @@ use super::experts::Routed;
 use super::parts::{Parts, Work};
 use super::sampling::Choice;
 use super::step::HostLayers;
-use crate::device::DeviceError;
-use crate::device::HeadRows;
+use crate::device::{DeviceError, HeadRows, Range};
 use crate::gemm::{GemmShape, Output};
 use crate::kernels::{AddNormParams, Address, AppendPromptParams, EmbedParams};
 use crate::layout::{BLOCK_TOKENS, entry_bytes};
@@ -83,6 +82,7 @@ impl Parts {
 
     /// Queues one layer; after the last one the draft head's cache and the first token too.
     pub fn queue_prompt_layer(&self, prompt: Prompt, index: usize) -> Result<(), DeviceError> {
+        let _range = Range::begin(|| format!("prefill layer {index}"));
         let (work, memory, spec) = (self.prefill(), &self.memory.prefill, &self.model.spec);
         let layer = &self.model.layers[index];
         self.collect_taps(prompt, index)?;
