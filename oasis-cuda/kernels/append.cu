@@ -4,12 +4,11 @@
 // The draft token (the second of QUERIES) is scratch: it lies in the tail, where the next normal token overwrites it,
 // and is never summarised.
 //
-// -D SUMMARIZER="file" HEAD_DIM=64|128 QUERIES=1|2
+// -D SUMMARIZER="file" SUMMARY_BYTES=n HEAD_DIM=64|128 QUERIES=1|2
 #include "head.cuh"
 #include "layout.cuh"
 #include SUMMARIZER
-
-constexpr u32 kTileBytes = kBlock * Summarizer::kRows * kKeyRowBytes;
+#include "summary.cuh"
 
 struct Params {
     const u8* qkv;          // bf16 [requests * QUERIES][q_heads + 2 kv_heads][HEAD_DIM]
@@ -45,29 +44,29 @@ DEVICE Head load_key(const u8* entry, u32 token) {
 
 // Summary of block `block`, whose last key is `last` and whose others are in its tail entry.
 DEVICE void summarise(const Params& p, i32 pair, i32 block, const u8* entry, const Head& last) {
-    constexpr int kRows = Summarizer::kRows;
     Head rows[kRows], keys[kBlock];
 #pragma unroll
     for (int token = 0; token + 1 < kBlock; token++) keys[token] = load_key(entry, token);
     keys[kBlock - 1] = last;
-    u8* const tile = p.summaries + ((u64)pair * p.max_tiles + block / kBlock) * kTileBytes;
-    const u32 row = block % kBlock, d = (threadIdx.x & 31) * kPer;
 #pragma unroll
-    for (int part = 0; part < kRows; part++) {
+    for (int i = 0; i < kPer; i++) {
+        float low[kBlock], high[kBlock], low_rows[kRows], high_rows[kRows];
 #pragma unroll
-        for (int i = 0; i < kPer; i++) {
-            float low = Summarizer::init(part), high = low;
-#pragma unroll
-            for (int token = 0; token < kBlock; token++) {
-                low = Summarizer::update(part, low, keys[token].low[i]);
-                high = Summarizer::update(part, high, keys[token].high[i]);
-            }
-            rows[part].low[i] = Summarizer::finish(part, low, kBlock);
-            rows[part].high[i] = Summarizer::finish(part, high, kBlock);
+        for (int token = 0; token < kBlock; token++) {
+            low[token] = keys[token].low[i];
+            high[token] = keys[token].high[i];
         }
-        rows[part].store(tile + summary_offset<kRows>(row, part, d),
-                         tile + summary_offset<kRows>(row, part, kHalf + d));
+        summarise_coordinate(low, low_rows);
+        summarise_coordinate(high, high_rows);
+#pragma unroll
+        for (int part = 0; part < kRows; part++) {
+            rows[part].low[i] = low_rows[part];
+            rows[part].high[i] = high_rows[part];
+        }
     }
+    u8* const tile = p.summaries + ((u64)pair * p.max_tiles + block / kBlock) * kTileBytes;
+#pragma unroll
+    for (int part = 0; part < kRows; part++) store_row(tile, block % kBlock, part, rows[part]);
 }
 
 extern "C" __global__ void __launch_bounds__(128) append_tokens(const __grid_constant__ Params p) {

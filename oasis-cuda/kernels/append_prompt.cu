@@ -1,13 +1,13 @@
 // From the QKV product of a prompt to what attention and decoding read: RMSNorm of query and key heads (Qwen3) and rotary
 // embedding in place, keys and values as entries, summaries of complete blocks. One CTA a (block, query or KV head).
 //
-// -D SUMMARIZER="file" HEAD_DIM=64|128
+// -D SUMMARIZER="file" SUMMARY_BYTES=n HEAD_DIM=64|128
 #include "head.cuh"
 #include "layout.cuh"
 #include SUMMARIZER
+#include "summary.cuh"
 
 constexpr int kWarps = 4;
-constexpr u32 kTileBytes = kBlock * Summarizer::kRows * kKeyRowBytes;
 
 struct Params {
     u8* qkv;                 // bf16 [tokens][q_heads + 2 kv_heads][HEAD_DIM]; queries and keys are updated
@@ -24,18 +24,38 @@ struct Params {
     float eps;
 };
 
-// Summary rows of a block whose keys are `keys`, one coordinate a thread.
+// Coordinate `d` of the summary rows of a block whose keys are `keys`.
+DEVICE void summarise_at(const float (*keys)[HEAD_DIM], i32 d, float (&rows)[kRows]) {
+    float column[kBlock];
+#pragma unroll
+    for (int token = 0; token < kBlock; token++) column[token] = keys[token][d];
+    summarise_coordinate(column, rows);
+}
+
+// Summary of a block whose keys are `keys`: one coordinate a thread, or one row a warp where a row is packed as a whole.
 DEVICE void summarise(const Params& p, i32 head, i32 block, const float (*keys)[HEAD_DIM]) {
-    const i32 d = threadIdx.x;
-    if (d >= HEAD_DIM) return;
     u8* const tile = p.summaries + ((u64)head * p.max_tiles + block / kBlock) * kTileBytes;
+    float rows[kRows];
+    if constexpr (kPacked) {
+        const i32 warp = threadIdx.x >> 5, d = (threadIdx.x & 31) * kPer;
 #pragma unroll
-    for (int part = 0; part < Summarizer::kRows; part++) {
-        float value = Summarizer::init(part);
+        for (int part = 0; part < kRows; part++) {
+            if (warp != part) continue;
+            Head values;
 #pragma unroll
-        for (int token = 0; token < kBlock; token++) value = Summarizer::update(part, value, keys[token][d]);
-        *reinterpret_cast<u16*>(tile + summary_offset<Summarizer::kRows>(block % kBlock, part, d)) =
-            bf16_bits(Summarizer::finish(part, value, kBlock));
+            for (int i = 0; i < kPer; i++) {
+                summarise_at(keys, d + i, rows);
+                values.low[i] = rows[part];
+                summarise_at(keys, kHalf + d + i, rows);
+                values.high[i] = rows[part];
+            }
+            store_row(tile, block % kBlock, part, values);
+        }
+    } else if (threadIdx.x < HEAD_DIM) {
+        summarise_at(keys, threadIdx.x, rows);
+#pragma unroll
+        for (int part = 0; part < kRows; part++)
+            *reinterpret_cast<u16*>(tile + summary_offset(block % kBlock, part, threadIdx.x)) = bf16_bits(rows[part]);
     }
 }
 

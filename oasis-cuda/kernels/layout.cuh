@@ -1,7 +1,8 @@
-// Where keys, values and summaries lie, layout version 2. The Rust side declares the same in src/layout.rs.
+// Where keys, values and summaries lie, layout version 3. The Rust side declares the same in src/layout.rs.
 //
 // entry    one block of one KV head: K[kBlock][HEAD_DIM] then V[kBlock][HEAD_DIM], bf16
-// summary  one block of one KV head: [kSummaryRows][HEAD_DIM] in bf16, as one row of a tile of kBlock blocks
+// summary  one block of one KV head: [rows][HEAD_DIM] in bf16 or in e4m3, as one row of a tile of kBlock blocks; in e4m3
+//          the scales of all rows follow, bf16 [kBlock][rows] (summary.cuh)
 // In both, 16-byte chunk c of row r lies at chunk c ^ (r % 8) of that row: a plain bulk copy then gives shared memory
 // that matrix loads read without bank conflicts.
 //
@@ -9,7 +10,7 @@
 #pragma once
 #include "prelude.cuh"
 
-#define OASIS_LAYOUT_VERSION 2
+#define OASIS_LAYOUT_VERSION 3
 
 constexpr int kBlock = 16;
 constexpr u32 kKeyRowBytes = HEAD_DIM * 2;
@@ -20,9 +21,3 @@ static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "HEAD_DIM is 64 or 128");
 
 // Byte of coordinate `d` in row `row` of keys or values.
 DEVICE u32 key_offset(u32 row, u32 d) { return row * kKeyRowBytes + (((d >> 3) ^ (row & 7)) << 4) + ((d & 7) << 1); }
-
-// Byte of coordinate `d` of summary row `part` of block `row` of a tile.
-template <int kSummaryRows> DEVICE u32 summary_offset(u32 row, u32 part, u32 d) {
-    const u32 column = part * HEAD_DIM + d;
-    return row * (kSummaryRows * kKeyRowBytes) + (((column >> 3) ^ (row & 7)) << 4) + ((column & 7) << 1);
-}

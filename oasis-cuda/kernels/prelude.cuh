@@ -12,7 +12,34 @@
 //       static __device__ float expand(int row, float q) { return q; }    // score = sum of expand(r, q[d]) rows[r][d]
 //   };
 //
-// Keys, queries and rows are one coordinate each: bf16 in memory, float here.
+// Keys, queries and rows are one coordinate each: bf16 in memory, float here. Instead of init, update and finish a
+// summarizer may have all keys of a block at once, for what takes more than one pass:
+//
+//       static __device__ void rows(const float (&keys)[16], float (&rows)[kRows]);
+//
+// Optional, for rows of half the bytes: e4m3 codes, a byte a coordinate, times a scale of each row (kRows is 1 or 2).
+// A row with a coordinate that is infinite or NaN is NaN and not asked for.
+//
+//       static __device__ float scale(float largest);  // of a row with this largest magnitude; rounded to bf16
+//       static __device__ unsigned code(int row, float value, float scale);  // code of value / scale
+//
+// A selector, its orders as unsigned 64-bit keys:
+//
+//   struct Selector {
+//       // Of residents that are not wanted the one with the smallest key leaves first; free slots come before all.
+//       static __device__ unsigned long long victim(unsigned last_selected, float score, unsigned slot);
+//       // Of wanted blocks that are not resident the one with the largest key enters first.
+//       static __device__ unsigned long long admit(float score, unsigned block);
+//   };
+//
+// Optional in a selector: victim with a fourth argument, `unsigned times`, the steps that have wanted the block since it
+// came; and what ends admissions. Those for free slots are always gains.
+//
+//       // Whether a miss of this score may push a resident out, given the largest and the smallest finite score that is
+//       // wanted (negative infinity where none is finite).
+//       static __device__ bool gains(float score, float best, float worst);
+//
+// A score of a block that is wanted whatever its score is infinite. A policy's constant (DeviceCode::constant) is a macro.
 #pragma once
 #define OASIS_PRELUDE_VERSION 1
 

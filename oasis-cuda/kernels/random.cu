@@ -5,6 +5,7 @@ struct Params {
     u32* data;  // bf16 pairs [pairs]
     u64 pairs, seed;
     float width;  // numbers lie between -width and width
+    u32 mask;     // bits of a pair that are kept
 };
 
 DEVICE u64 mix(u64 x) {
@@ -18,6 +19,6 @@ extern "C" __global__ void __launch_bounds__(512) fill_random(const __grid_const
     for (u64 i = (u64)blockIdx.x * 512 + threadIdx.x; i < p.pairs; i += threads) {
         const u64 bits = mix(p.seed + 0x9e3779b97f4a7c15ull * (i + 1));
         const float low = (float)(int)(u32)bits * 0x1p-31f, high = (float)(int)(u32)(bits >> 32) * 0x1p-31f;
-        p.data[i] = bf16_pair(low * p.width, high * p.width);
+        p.data[i] = bf16_pair(low * p.width, high * p.width) & p.mask;
     }
 }

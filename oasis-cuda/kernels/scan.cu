@@ -1,18 +1,23 @@
 // Scores of all complete blocks by a linear summarizer: score(q, rows) = expand(q) . rows, a matrix product of
 // [blocks][kRows * HEAD_DIM] with the expanded queries of a group. Every CTA streams an equal run of tiles.
 //
-// -D SUMMARIZER="file" HEAD_DIM=64|128 GROUP=1..16 QUERIES=1|2 QUERY=0|1 AGGREGATE_MAX=0|1 STAGES=n
+// Packed summaries are e4m3 codes with a scale a row. Codes are multiplied in f16, which holds them exactly; so are
+// queries, brought into its range by a power of two.
+//
+// -D SUMMARIZER="file" SUMMARY_BYTES=n HEAD_DIM=64|128 GROUP=1..16 QUERIES=1|2 QUERY=0|1 AGGREGATE_MAX=0|1 STAGES=n
 #include "copy.cuh"
 #include "layout.cuh"
 #include "mma.cuh"
 #include "work.cuh"
 #include SUMMARIZER
+#include "summary.cuh"
 
 constexpr int kWarps = 4;
 constexpr int kGroups = (GROUP + 7) / 8;  // of 8 query heads, the columns of the product
-constexpr int kSteps = Summarizer::kRows * HEAD_DIM / 16;
-constexpr u32 kRowBytes = Summarizer::kRows * kKeyRowBytes;
-constexpr u32 kTileBytes = kBlock * kRowBytes;
+constexpr int kHeadSteps = HEAD_DIM / 16;
+constexpr int kSteps = kRows * kHeadSteps;
+// Places of tiles in shared memory: chunks are found by bits of their address.
+constexpr u32 kStageBytes = (kTileBytes + kRowsBytes - 1) / kRowsBytes * kRowsBytes;
 
 struct Params {
     const u8* q;          // bf16 [requests][QUERIES][kv_heads * GROUP][HEAD_DIM]
@@ -23,23 +28,82 @@ struct Params {
     i32 requests, kv_heads, max_tiles;
 };
 
+// The pair of coordinates `i` of step `k` that a lane multiplies: a matrix load gives two of bf16, or four codes.
+DEVICE int pair_of(int k, int i) {
+    const int lane = threadIdx.x & 3;
+    return k * 8 + (kPacked ? lane * 2 + i : lane + i * 4);
+}
+
 DEVICE void load_queries(const Params& p, const Cursor& at, u32 (&q)[kGroups][kSteps][2]) {
     const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int g = 0; g < kGroups; g++) {
         const int head = g * 8 + (lane >> 2);
         const u64 row = (u64)(at.request * QUERIES + QUERY) * p.kv_heads * GROUP + at.head * GROUP + head;
-        const u32* source = reinterpret_cast<const u32*>(p.q + row * HEAD_DIM * 2) + (lane & 3);
+        const u32* source = reinterpret_cast<const u32*>(p.q + row * HEAD_DIM * 2);
 #pragma unroll
-        for (int k = 0; k < HEAD_DIM / 16; k++)
+        for (int k = 0; k < kHeadSteps; k++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const u32 pair = head < GROUP ? __ldg(source + k * 8 + i * 4) : 0u;
+                const u32 pair = head < GROUP ? __ldg(source + pair_of(k, i)) : 0u;
 #pragma unroll
-                for (int part = 0; part < Summarizer::kRows; part++)
-                    q[g][part * (HEAD_DIM / 16) + k][i] =
+                for (int part = 0; part < kRows; part++)
+                    q[g][part * kHeadSteps + k][i] =
                         bf16_pair(Summarizer::expand(part, bf16_low(pair)), Summarizer::expand(part, bf16_high(pair)));
             }
+    }
+}
+
+// Turns queries into f16 in place; gives what sums are to be multiplied by.
+DEVICE float turn_into_halves(u32 (&q)[kGroups][kSteps][2]) {
+    float largest = 0.0f;
+    auto for_pairs = [&](auto&& change) {
+#pragma unroll
+        for (int g = 0; g < kGroups; g++)
+#pragma unroll
+            for (int k = 0; k < kSteps; k++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) change(q[g][k][i]);
+    };
+    for_pairs([&](u32& pair) { largest = fmaxf(largest, fmaxf(fabsf(bf16_low(pair)), fabsf(bf16_high(pair)))); });
+    // The exponent of the largest becomes that of 2^14; 2^15 is the last one of f16. The factor and its inverse are floats.
+    const i32 exponent = (i32)(__reduce_max_sync(~0u, __float_as_uint(largest)) >> 23);
+    const i32 factor = min(max(127 + 14 - (exponent - 127), 1), 253);
+    const float scale = __uint_as_float((u32)factor << 23);
+    for_pairs([&](u32& pair) { pair = half_pair(bf16_low(pair) * scale, bf16_high(pair) * scale); });
+    return __uint_as_float((u32)(254 - factor) << 23);
+}
+
+// Sums of a tile's rows: where packed, those of each row's codes apart; else in two parts.
+DEVICE void multiply_tile(float (&sums)[kGroups][2][4], u32 tile, const u32 (&q)[kGroups][kSteps][2]) {
+    if constexpr (kPacked) {
+#pragma unroll
+        for (int c = 0; c < HEAD_DIM / 32; c++)
+#pragma unroll
+            for (int part = 0; part < kRows; part++) {
+                u32 codes[4], rows[2][4];
+                load_matrices(codes, tile ^ ((part * (HEAD_DIM / 32) + c) << 5));
+                // Two chunks of 16 codes, two halves of the blocks each.
+#pragma unroll
+                for (int j = 0; j < 2; j++)
+#pragma unroll
+                    for (int h = 0; h < 2; h++) halves_of_codes(codes[j * 2 + h], rows[j][h], rows[j][2 + h]);
+#pragma unroll
+                for (int j = 0; j < 2; j++)
+#pragma unroll
+                    for (int g = 0; g < kGroups; g++) {
+                        const u32(&pair)[2] = q[g][part * kHeadSteps + c * 2 + j];
+                        multiply_halves(sums[g][part], rows[j], pair[0], pair[1]);
+                    }
+            }
+    } else {
+#pragma unroll
+        for (int k = 0; k < kSteps; k++) {
+            u32 rows[4];
+            load_matrices(rows, tile ^ (k << 5));
+#pragma unroll
+            for (int g = 0; g < kGroups; g++) multiply(sums[g][k & 1], rows, q[g][k][0], q[g][k][1]);
+        }
     }
 }
 
@@ -56,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) scan_summaries(cons
     const Parts parts(total, gridDim.x);
     const i32 begin = parts.begin(blockIdx.x) + warp, end = parts.begin(blockIdx.x + 1);
     if (begin >= end) return;
-    u8* ring = shared + warp * STAGES * kTileBytes;
+    u8* ring = shared + warp * STAGES * kStageBytes;
     if (lane == 0) {
         for (int i = 0; i < STAGES; i++) barrier_init(shared_address(&barriers[warp][i]), 1);
         barrier_init_fence();
@@ -68,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) scan_summaries(cons
     auto copy_next = [&](int stage) {
         if (ahead.at >= end) return;
         if (lane == 0)
-            stream_in(shared_address(ring + stage * kTileBytes),
+            stream_in(shared_address(ring + stage * kStageBytes),
                       p.summaries + ((u64)ahead.pair() * p.max_tiles + ahead.index()) * kTileBytes, kTileBytes,
                       shared_address(&barriers[warp][stage]));
         if (ahead.at + kWarps < end) ahead.advance(kWarps); else ahead.at = end;
@@ -76,24 +140,29 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) scan_summaries(cons
 #pragma unroll
     for (int i = 0; i < STAGES; i++) copy_next(i);
 
-    const u32 row = lane & 15, offset = row * kRowBytes + (((lane >> 4) ^ (row & 7)) << 4);
+    const u32 row = lane & 15, offset = row * kRowsBytes + (((lane >> 4) ^ (row & 7)) << 4);
     u32 q[kGroups][kSteps][2];
+    float inverse = 1.0f;
     i32 stage = 0, parity = 0, blocks = 0;
     bool fresh = true;
     while (true) {
         if (fresh) {
             load_queries(p, at, q);
+            if constexpr (kPacked) inverse = turn_into_halves(q);
             blocks = __ldg(p.blocks + at.request);
         }
         barrier_wait(shared_address(&barriers[warp][stage]), parity);
-        const u32 tile = shared_address(ring + stage * kTileBytes) + offset;
+        const u8* const place = ring + stage * kStageBytes;
         float sums[kGroups][2][4] = {};
+        multiply_tile(sums, shared_address(place) + offset, q);
+        float scales[2][2];  // of the blocks of a lane and their rows
+        if constexpr (kPacked) {
 #pragma unroll
-        for (int k = 0; k < kSteps; k++) {
-            u32 rows[4];
-            load_matrices(rows, tile ^ (k << 5));
+            for (int h = 0; h < 2; h++)
 #pragma unroll
-            for (int g = 0; g < kGroups; g++) multiply(sums[g][k & 1], rows, q[g][k][0], q[g][k][1]);
+                for (int part = 0; part < kRows; part++)
+                    scales[h][part] = bf16_float(*reinterpret_cast<const u16*>(
+                        place + scale_offset((lane >> 2) + h * 8, part)));
         }
         __syncwarp();
         copy_next(stage);
@@ -109,8 +178,13 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) scan_summaries(cons
             for (int g = 0; g < kGroups; g++)
 #pragma unroll
                 for (int i = 0; i < 2; i++)
-                    if (g * 8 + (lane & 3) * 2 + i < GROUP)
-                        score = join(score, sums[g][0][2 * h + i] + sums[g][1][2 * h + i]);
+                    if (g * 8 + (lane & 3) * 2 + i < GROUP) {
+                        float sum = sums[g][0][2 * h + i];
+                        if constexpr (kPacked) sum *= inverse * scales[h][0];
+                        if constexpr (kPacked && kRows == 2) sum += sums[g][1][2 * h + i] * inverse * scales[h][1];
+                        if constexpr (!kPacked) sum += sums[g][1][2 * h + i];
+                        score = join(score, sum);
+                    }
             score = join(score, __shfl_xor_sync(~0u, score, 1));
             score = join(score, __shfl_xor_sync(~0u, score, 2));
             const i32 block = at.index() * kBlock + (lane >> 2) + h * 8;

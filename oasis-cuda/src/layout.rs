@@ -3,10 +3,10 @@
 
 /// Number of the entry layout that kernels, stores, transports and peers must agree on.
 ///
-/// Version 2: an entry is `K[16][head_dim]` then `V[16][head_dim]` in bf16, a summary tile `[16 blocks][rows *
-/// head_dim]` in bf16; in both, 16-byte chunk `c` of row `r` lies at chunk `c ^ (r % 8)` of that row. A plain bulk copy
+/// Version 3: an entry is `K[16][head_dim]` then `V[16][head_dim]` in bf16, a summary tile `[16 blocks][rows * head_dim]`
+/// in bf16 or in e4m3, followed in e4m3 by scales `[16 blocks][rows]` in bf16; in entries and rows of a tile, 16-byte chunk `c` of row `r` lies at chunk `c ^ (r % 8)` of that row. A plain bulk copy
 /// then gives shared memory that matrix loads read without bank conflicts.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Tokens of a block.
 pub const BLOCK_TOKENS: usize = 16;
@@ -16,9 +16,9 @@ pub fn entry_bytes(head_dim: usize) -> usize {
     2 * BLOCK_TOKENS * head_dim * 2
 }
 
-/// Bytes of one summary tile: 16 blocks of `rows` summary rows.
-pub fn tile_bytes(rows: usize, head_dim: usize) -> usize {
-    BLOCK_TOKENS * rows * head_dim * 2
+/// Bytes of one summary tile: 16 blocks of `block_bytes` bytes.
+pub fn tile_bytes(block_bytes: usize) -> usize {
+    BLOCK_TOKENS * block_bytes
 }
 
 /// Byte within an entry of coordinate `d` of the key of token `token`.
@@ -31,13 +31,28 @@ pub fn value_offset(head_dim: usize, token: usize, d: usize) -> usize {
     entry_bytes(head_dim) / 2 + swizzled(token, head_dim, d)
 }
 
-/// Byte within a tile of coordinate `d` of row `row` of block `block`, both counted within the tile and the block.
+/// Byte within a tile of bf16 of coordinate `d` of row `row` of block `block`, both counted within the tile and the block.
 pub fn summary_offset(rows: usize, head_dim: usize, block: usize, row: usize, d: usize) -> usize {
     swizzled(block, rows * head_dim, row * head_dim + d)
 }
 
+/// The same of a tile of e4m3.
+pub fn code_offset(rows: usize, head_dim: usize, block: usize, row: usize, d: usize) -> usize {
+    swizzled_byte(block, rows * head_dim, row * head_dim + d)
+}
+
+/// Byte within a tile of e4m3 of the scale of row `row` of block `block`, in bf16.
+pub fn scale_offset(rows: usize, head_dim: usize, block: usize, row: usize) -> usize {
+    BLOCK_TOKENS * rows * head_dim + (block * rows + row) * 2
+}
+
+/// Byte of element `column` of row `row`, `width` elements of bf16 a row.
 fn swizzled(row: usize, width: usize, column: usize) -> usize {
-    row * width * 2 + (((column / 8) ^ (row % 8)) * 8 + column % 8) * 2
+    swizzled_byte(row, width * 2, column * 2)
+}
+
+fn swizzled_byte(row: usize, width: usize, byte: usize) -> usize {
+    row * width + ((byte / 16) ^ (row % 8)) * 16 + byte % 16
 }
 
 #[cfg(test)]
@@ -58,8 +73,17 @@ mod tests {
                     .flat_map(|(b, r)| (0..head_dim).map(move |d| summary_offset(rows, head_dim, b, r, d)))
                     .collect();
                 offsets.sort_unstable();
-                assert_eq!(offsets, (0..tile_bytes(rows, head_dim)).step_by(2).collect::<Vec<_>>());
+                assert_eq!(offsets, (0..tile_bytes(rows * head_dim * 2)).step_by(2).collect::<Vec<_>>());
             }
+            let rows = (0..BLOCK_TOKENS).flat_map(|block| [(block, 0), (block, 1)]);
+            let mut bytes: Vec<usize> = rows
+                .flat_map(|(block, row)| {
+                    let scale = scale_offset(2, head_dim, block, row);
+                    (0..head_dim).map(move |d| code_offset(2, head_dim, block, row, d)).chain([scale, scale + 1])
+                })
+                .collect();
+            bytes.sort_unstable();
+            assert_eq!(bytes, (0..tile_bytes(2 * (head_dim + 2))).collect::<Vec<_>>());
         }
     }
 }

@@ -6,9 +6,7 @@ use oasis_core::engine::{Engine, Event};
 use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::geometry::HeadShape;
 use oasis_core::ids::{RequestId, TokenId};
-use oasis_core::policy::DeviceCode;
 use oasis_core::testkit::Random;
-use oasis_cuda::compile::SourceFile;
 use oasis_cuda::device::{Device, DeviceError};
 use oasis_cuda::executor::{CudaExecutor, CudaOptions, GatherOptions, HostOptions, Residency, SparseOptions, StepMode};
 use oasis_cuda::model::DeviceModel;
@@ -129,10 +127,6 @@ impl Setup {
         let layers: Vec<Layer> = self.settings.iter().map(|s| Layer::assignment("--set", s).unwrap()).collect();
         let config = Resolved::new(&layers).unwrap().config;
         let shape = HeadShape { group: spec.q_heads / spec.kv_heads, head_dim: spec.head_dim, block_tokens: 16 };
-        let code = |code: Option<DeviceCode>| {
-            let DeviceCode { name, source } = code.expect("a policy with device code");
-            SourceFile { name, text: source }
-        };
         let residency = match self.budget {
             None => Residency::Dense,
             Some(budget_blocks) => {
@@ -143,10 +137,10 @@ impl Setup {
                     budget_blocks,
                     cap: selector.cap(budget_blocks).min(budget_blocks),
                     source: predictor.query_source(),
-                    aggregate: Some(predictor.by_score().expect("a predictor that ranks by score")),
-                    summary_rows: summarizer.rows_per_block(),
-                    summarizer: Some(code(summarizer.device_code())),
-                    selector: Some(code(selector.device_code())),
+                    ranking: Some(predictor.by_score().expect("a predictor that ranks by score")),
+                    summary_bytes: summarizer.device_bytes(shape),
+                    summarizer: Some(summarizer.device_code().expect("a summarizer with device code")),
+                    selector: Some(selector.device_code().expect("a selector with device code")),
                     copy_engine: false,
                     gather: GatherOptions::default(),
                     host: HostOptions { capacity: self.host, alias: None },

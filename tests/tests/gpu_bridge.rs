@@ -9,7 +9,6 @@ use oasis_core::policy::{
 };
 use oasis_core::sampling::SamplingParams;
 use oasis_core::working_set::{RankedBlock, Ranking, TransferPlan};
-use oasis_cuda::compile::SourceFile;
 use oasis_cuda::device::Device;
 use oasis_cuda::executor::{
     Bridge, CudaExecutor, CudaOptions, GatherOptions, HostOptions, HostPolicies, Residency, SparseOptions, StepMode,
@@ -46,15 +45,17 @@ fn device(test: &str) -> Option<(Device, MutexGuard<'static, ()>)> {
 /// Policies for the GPU, those without device code for the host.
 fn on_device(policies: SparseParts, cap: usize) -> (SparseOptions, HostPolicies) {
     let SparseParts { summarizer, predictor, selector, .. } = policies;
-    let code = |code: Option<oasis_core::policy::DeviceCode>| code.map(|c| SourceFile { name: c.name, text: c.source });
+    let checkpoint = checkpoint::open("oasis-tiny").unwrap();
+    let spec = checkpoint.spec();
+    let shape = HeadShape { group: spec.q_heads / spec.kv_heads, head_dim: spec.head_dim, block_tokens: 16 };
     let options = SparseOptions {
         budget_blocks: BUDGET,
         cap,
         source: predictor.query_source(),
-        aggregate: predictor.by_score(),
-        summarizer: code(summarizer.device_code()),
-        summary_rows: summarizer.rows_per_block(),
-        selector: code(selector.device_code()),
+        ranking: predictor.by_score(),
+        summarizer: summarizer.device_code(),
+        summary_bytes: summarizer.device_bytes(shape),
+        selector: selector.device_code(),
         gather: GatherOptions::default(),
         copy_engine: false,
         host: HostOptions { capacity: 1 << 30, alias: None },

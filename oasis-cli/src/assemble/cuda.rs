@@ -8,9 +8,8 @@ use crate::text::size;
 use oasis_core::config::{Budget, Config, ConfigError, Resolved, StepLaunch};
 use oasis_core::geometry::HeadShape;
 use oasis_core::memory::DeviceLink;
-use oasis_core::policy::{DeviceCode, QuerySource};
+use oasis_core::policy::QuerySource;
 use oasis_core::registry::Role;
-use oasis_cuda::compile::SourceFile;
 use oasis_cuda::device::Device;
 use oasis_cuda::executor::{
     Bridge, CudaExecutor, CudaOptions, GatherOptions, HostOptions, HostPolicies, Residency, SparseOptions, StepMode,
@@ -79,7 +78,6 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
     let summarizer = config.summarizer.build(head_shape(spec)).map_err(locate(Role::Summarizer))?;
     let predictor = config.predictor.build().map_err(locate(Role::Predictor))?;
     let selector = config.selector.build().map_err(locate(Role::Selector))?;
-    let code = |code: Option<DeviceCode>| code.map(|DeviceCode { name, source }| SourceFile { name, text: source });
     if config.kv.dense_layers > 0 {
         let error = ConfigError::new("kv.dense_layers", "0 on a CUDA device", config.kv.dense_layers)
             .hint("device.kind = \"cpu\" runs dense layers");
@@ -127,10 +125,10 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
         budget_blocks: budget,
         cap: selector.cap(budget).min(budget),
         source,
-        aggregate: predictor.by_score(),
-        summary_rows: summarizer.rows_per_block(),
-        summarizer: code(summarizer.device_code()),
-        selector: code(selector.device_code()),
+        ranking: predictor.by_score(),
+        summary_bytes: summarizer.device_bytes(head_shape(spec)),
+        summarizer: summarizer.device_code(),
+        selector: selector.device_code(),
         gather,
         copy_engine,
         host: HostOptions { capacity, alias: None },
@@ -175,7 +173,7 @@ fn check_host_memory(bytes: u64) -> CliResult {
 pub fn bridge_notice(sparse: &SparseOptions, bridge: Bridge) -> String {
     let lacks = [
         (sparse.summarizer.is_none(), "the summarizer has no device code"),
-        (sparse.aggregate.is_none(), "the predictor does not rank by score"),
+        (sparse.ranking.is_none(), "the predictor does not rank by score"),
         (sparse.selector.is_none(), "the selector has no device code"),
     ];
     let why: Vec<&str> = lacks.into_iter().filter_map(|(lacks, why)| lacks.then_some(why)).collect();

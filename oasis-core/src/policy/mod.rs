@@ -10,7 +10,8 @@ mod selector;
 mod summarizer;
 
 pub use predictor::{
-    Correction, PredictBatch, PredictRequest, Predictor, PredictorSpec, QuerySource, rank_adjusted, rank_by_score,
+    Correction, Kept, PredictBatch, PredictRequest, Predictor, PredictorSpec, QuerySource, ScoreRanking, rank_adjusted,
+    rank_by_score,
 };
 pub use selector::{LinkRate, SelectBatch, SelectRequest, Selector, SelectorSpec};
 pub use summarizer::{Aggregate, ScoreTask, SummarizeTask, Summarizer, SummarizerSpec};
@@ -22,6 +23,15 @@ pub struct DeviceCode {
     pub name: &'static str,
     /// Source of the policy's device struct.
     pub source: &'static str,
+    /// A number that the source refers to by this name, an unsigned 64-bit constant: of a float, its bits.
+    pub constant: Option<(&'static str, u64)>,
+}
+
+impl DeviceCode {
+    /// Code that is the same whatever the policy's settings.
+    pub const fn new(name: &'static str, source: &'static str) -> Self {
+        Self { name, source, constant: None }
+    }
 }
 
 /// Why a spec could not be built: one field, what it should be, what it is.

@@ -47,6 +47,46 @@ fn cosine(a: &[f32], b: &[f32]) -> f32 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
+/// Blocks at both ends of the context that are wanted whatever their score.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// First blocks.
+    pub sinks: usize,
+    /// Last complete blocks.
+    pub recent: usize,
+}
+
+impl Kept {
+    /// Raises the kept ones of one head's `scores`, `[blocks]`, above all others. Where the budget has no room for all,
+    /// sinks come first and the oldest recent blocks go without. Device kernels must reproduce it.
+    pub fn raise(self, budget: usize, scores: &mut [f32]) {
+        let sinks = self.sinks.min(budget).min(scores.len());
+        let recent = self.recent.min(budget - sinks).min(scores.len() - sinks);
+        if sinks + recent == 0 {
+            return;
+        }
+        let others = sinks..scores.len() - recent;
+        // Only kept blocks are infinite: an infinite score of a lower block would win the tie.
+        scores[others.clone()].iter_mut().filter(|score| **score == f32::INFINITY).for_each(|score| *score = f32::MAX);
+        scores[..others.start].fill(f32::INFINITY);
+        scores[others.end..].fill(f32::INFINITY);
+    }
+
+    /// Whether they leave no room for others.
+    pub fn fill(self, budget: usize) -> bool {
+        self.sinks.saturating_add(self.recent) >= budget
+    }
+}
+
+/// A ranking by score that a device can make by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScoreRanking {
+    /// How the scores of a group are joined.
+    pub aggregate: Aggregate,
+    /// Blocks that come before all others.
+    pub kept: Kept,
+}
+
 /// One request's part of a prediction.
 pub struct PredictRequest<'a> {
     /// Query of the chosen source after RoPE, `[kv_heads][group][head_dim]`.
@@ -79,9 +119,9 @@ pub trait Predictor: Send {
     /// Whose query the ranking is made with.
     fn query_source(&self) -> QuerySource;
 
-    /// How the scores of a group are joined, where the ranking is the usual one, [`rank_by_score`], made once a layer and
-    /// step with a query of that layer: a device can then make it by itself.
-    fn by_score(&self) -> Option<Aggregate> {
+    /// The ranking, where it is the usual one: [`rank_adjusted`] by [`Kept::raise`], made once a layer and step with a query
+    /// of that layer. A device then makes it by itself.
+    fn by_score(&self) -> Option<ScoreRanking> {
         None
     }
 

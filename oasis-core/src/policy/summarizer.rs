@@ -62,6 +62,12 @@ pub trait Summarizer: Send + Sync {
     fn device_code(&self) -> Option<DeviceCode> {
         None
     }
+
+    /// Bytes of a block's summary as the device code keeps it. The default is rows in bf16; rows of 8-bit codes take a
+    /// byte a coordinate and two a row.
+    fn device_bytes(&self, shape: HeadShape) -> usize {
+        self.rows_per_block() * shape.head_dim * 2
+    }
 }
 
 /// Configuration of a [`Summarizer`], found by its `kind`.

@@ -18,6 +18,7 @@ mod rowwise;
 mod sample;
 mod scan;
 mod select;
+mod summaries;
 
 use rig::{Outcome, Rig};
 

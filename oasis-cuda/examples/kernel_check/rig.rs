@@ -1,8 +1,8 @@
 //! What all checks share: the device, random numbers, comparisons, timing, results.
 
 use half::bf16;
-use oasis_core::policy::{SelectorSpec, SummarizerSpec};
-use oasis_cuda::compile::{Compiler, SourceFile};
+use oasis_core::policy::{DeviceCode, SelectorSpec};
+use oasis_cuda::compile::Compiler;
 use oasis_cuda::device::{Device, DeviceBuffer, DeviceError, Priority, Stream};
 use oasis_cuda::kernels::{self, KernelSpec, StreamParams};
 use serde::Serialize;
@@ -231,17 +231,8 @@ pub fn poisoned<T: bytemuck::Pod>(device: &Device, len: usize) -> Result<DeviceB
     Ok(buffer)
 }
 
-const SHAPE: oasis_core::geometry::HeadShape =
-    oasis_core::geometry::HeadShape { group: 4, head_dim: 128, block_tokens: 16 };
-
-pub fn summarizer(spec: &dyn SummarizerSpec) -> Outcome<SourceFile> {
-    let code = spec.build(SHAPE)?.device_code().ok_or("the summarizer has no device code")?;
-    Ok(SourceFile { name: code.name, text: code.source })
-}
-
-pub fn selector(spec: &dyn SelectorSpec) -> Outcome<SourceFile> {
-    let code = spec.build()?.device_code().ok_or("the selector has no device code")?;
-    Ok(SourceFile { name: code.name, text: code.source })
+pub fn selector(spec: &dyn SelectorSpec) -> Outcome<DeviceCode> {
+    Ok(spec.build()?.device_code().ok_or("the selector has no device code")?)
 }
 
 /// A kernel's entry point and a few numbers, for names of checks.

@@ -1,39 +1,47 @@
 //! Scores of summaries.
 
-use crate::rig::{Outcome, Rig, at, name, poisoned, starts, summarizer};
+use crate::rig::{Outcome, Rig, name, poisoned, starts};
+use crate::summaries::{Form, forms};
 use half::bf16;
-use oasis_cuda::compile::SourceFile;
+use oasis_core::policy::SummarizerSpec;
 use oasis_cuda::device::{DeviceBuffer, DeviceError, Kernel};
 use oasis_cuda::kernels::{Scan, ScanParams};
-use oasis_cuda::layout::{summary_offset, tile_bytes};
-use oasis_policies::summarizers::{Mean, Quest};
+use oasis_cuda::layout::{scale_offset, tile_bytes};
+use oasis_policies::summarizers::{Mean, Quest, QuestFp8};
 use rayon::prelude::*;
 
 struct Batch {
     shape: Scan,
+    form: Form,
     kv_heads: usize,
     max_tiles: usize,
     blocks: Vec<usize>,
     q: Vec<bf16>,
-    summaries: Vec<bf16>,
+    summaries: Vec<u8>,
     device: Buffers,
 }
 
 struct Buffers {
     q: DeviceBuffer<bf16>,
-    summaries: Vec<DeviceBuffer<bf16>>,
+    summaries: Vec<DeviceBuffer<u8>>,
     start: DeviceBuffer<i32>,
     blocks: DeviceBuffer<i32>,
     scores: DeviceBuffer<f32>,
 }
 
 impl Batch {
-    fn new(rig: &mut Rig, shape: Scan, kv_heads: usize, blocks: &[usize], copies: usize) -> Outcome<Self> {
+    fn new(
+        rig: &mut Rig,
+        (form, shape): (Form, Scan),
+        kv_heads: usize,
+        blocks: &[usize],
+        copies: usize,
+        width: f32,
+    ) -> Outcome<Self> {
         let max_tiles = blocks.iter().max().unwrap_or(&0).div_ceil(16) + 1;
-        let q = rig.random.bf16s(blocks.len() * shape.queries * kv_heads * shape.group * shape.head_dim);
-        let elements = blocks.len() * kv_heads * max_tiles * tile_bytes(shape.rows, shape.head_dim) / 2;
-        let piece = rig.random.bf16s(elements.min(1 << 24));
-        let summaries: Vec<bf16> = piece.iter().copied().cycle().take(elements).collect();
+        let mut q = rig.random.bf16s(blocks.len() * shape.queries * kv_heads * shape.group * shape.head_dim);
+        q.iter_mut().for_each(|q| *q = bf16::from_f32(q.to_f32() * width));
+        let summaries = form.random_tiles(&mut rig.random, blocks.len() * kv_heads * max_tiles);
         let tiles: Vec<usize> = blocks.iter().map(|blocks| blocks.div_ceil(16)).collect();
         let counts: Vec<i32> = blocks.iter().map(|blocks| *blocks as i32).collect();
         let device = Buffers {
@@ -43,7 +51,7 @@ impl Batch {
             blocks: rig.device.upload(&counts)?,
             scores: poisoned(&rig.device, blocks.len() * kv_heads * max_tiles * 16)?,
         };
-        Ok(Self { shape, kv_heads, max_tiles, blocks: blocks.to_vec(), q, summaries, device })
+        Ok(Self { shape, form, kv_heads, max_tiles, blocks: blocks.to_vec(), q, summaries, device })
     }
 
     fn params(&self, copy: usize) -> ScanParams {
@@ -62,25 +70,24 @@ impl Batch {
 
     fn bytes(&self) -> f64 {
         let tiles: usize = self.blocks.iter().map(|blocks| blocks.div_ceil(16)).sum();
-        (tiles * self.kv_heads * tile_bytes(self.shape.rows, self.shape.head_dim)) as f64
+        (tiles * self.kv_heads * tile_bytes(self.shape.bytes)) as f64
     }
 
-    /// Scores of one (request, KV head) in double precision, by the definitions of quest and mean.
+    /// Scores of one (request, KV head) in double precision, by the definitions of quest, which its kin share, and mean.
     fn reference(&self, request: usize, kv_head: usize) -> Vec<f64> {
-        let Scan { head_dim, group, queries, query, max, rows, .. } = self.shape;
-        let tile = tile_bytes(rows, head_dim) / 2;
+        let Scan { head_dim, group, queries, query, max, .. } = self.shape;
+        let tile = tile_bytes(self.shape.bytes);
         let first = (request * self.kv_heads + kv_head) * self.max_tiles;
         (0..self.blocks[request])
             .into_par_iter()
             .map(|block| {
-                let tile = &self.summaries[(first + block / 16) * tile..][..tile];
+                let rows = self.form.read(&self.summaries[(first + block / 16) * tile..][..tile], block % 16);
                 let scores = (0..group).map(|g| {
                     let row = ((request * queries + query) * self.kv_heads + kv_head) * group + g;
                     let coordinate = |d: usize| {
                         let q = self.q[row * head_dim + d].to_f64();
-                        let value = |row| at(tile, summary_offset(rows, head_dim, block % 16, row, d));
                         // Row 0 counts where q is positive, row 1 where it is negative; one row always counts.
-                        q * if rows == 2 && q < 0.0 { value(1) } else { value(0) }
+                        q * if self.form.rows == 2 && q < 0.0 { rows[head_dim + d] } else { rows[d] }
                     };
                     (0..head_dim).map(coordinate).sum::<f64>()
                 });
@@ -90,18 +97,18 @@ impl Batch {
     }
 }
 
-fn shapes() -> Outcome<[(SourceFile, usize); 2]> {
-    Ok([(summarizer(&Quest {})?, 2), (summarizer(&Mean {})?, 1)])
-}
-
 pub fn check(rig: &mut Rig) -> Outcome<()> {
     let blocks = [0, 1, 16, 0, 633, 517, 15];
-    for (summarizer, rows) in shapes()? {
-        for (head_dim, group, queries, max) in
-            [(128, 4, 2, false), (64, 8, 2, true), (64, 3, 1, false), (128, 16, 2, true)]
-        {
-            let shape = Scan { head_dim, group, queries, query: queries - 1, max, stages: 2, summarizer, rows };
-            let batch = Batch::new(rig, shape, 2, &blocks, 1)?;
+    for (head_dim, group, queries, max, width) in [
+        (128, 4, 2, false, 1.0),
+        (64, 8, 2, true, 1.0),
+        (64, 3, 1, false, 2.0_f32.powi(40)),
+        (128, 16, 2, true, 2.0_f32.powi(-30)),
+    ] {
+        for form in forms(head_dim)? {
+            let (summarizer, bytes, stages) = (form.code, form.bytes, Scan::stages(form.bytes));
+            let shape = Scan { head_dim, group, queries, query: queries - 1, max, stages, summarizer, bytes };
+            let batch = Batch::new(rig, (form, shape), 2, &blocks, 1, width)?;
             let kernel = rig.device.load(&rig.compiler, &shape)?;
             let mut want = Vec::new();
             for request in 0..blocks.len() {
@@ -125,22 +132,48 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
             }
         }
     }
+    check_nan(rig)
+}
+
+/// Packed rows that hold a NaN or an infinite key give NaN, and no other block does.
+fn check_nan(rig: &mut Rig) -> Outcome<()> {
+    let (form, shape) = qwen3_8b(&QuestFp8 {})?;
+    let mut batch = Batch::new(rig, (form, shape), 1, &[70], 1, 1.0)?;
+    for block in [3_usize, 64] {
+        let tile = block / 16 * tile_bytes(shape.bytes);
+        let scale = tile + scale_offset(2, shape.head_dim, block % 16, block % 2);
+        batch.summaries[scale..][..2].copy_from_slice(&bf16::NAN.to_le_bytes());
+    }
+    batch.device.summaries = vec![rig.device.upload(&batch.summaries)?];
+    let kernel = rig.device.load(&rig.compiler, &shape)?;
+    // SAFETY: as in `check`.
+    unsafe { kernel.launch(&rig.stream, (2, 1), &batch.params(0))? };
+    let scores = batch.device.scores.read()?;
+    let nan: Vec<usize> = (0..70).filter(|block| scores[*block].is_nan()).collect();
+    rig.same(name::<Scan>("quest_fp8.cuh: NaN where a row is"), &nan, &[3, 64]);
     Ok(())
 }
 
-fn qwen3_8b() -> Outcome<Scan> {
-    let [(summarizer, rows), _] = shapes()?;
-    Ok(Scan { head_dim: 128, group: 4, queries: 2, query: 1, max: false, stages: 2, summarizer, rows })
+fn qwen3_8b(spec: &dyn SummarizerSpec) -> Outcome<(Form, Scan)> {
+    let form = Form::new(spec, 128)?;
+    let (summarizer, bytes, stages) = (form.code, form.bytes, Scan::stages(form.bytes));
+    Ok((form, Scan { head_dim: 128, group: 4, queries: 2, query: 1, max: false, stages, summarizer, bytes }))
 }
 
 pub fn time(rig: &mut Rig) -> Outcome<()> {
-    let shape = qwen3_8b()?;
-    let kernel = rig.device.load(&rig.compiler, &shape)?;
-    for (requests, blocks) in [(1, 1024), (8, 1024), (64, 1024), (64, 2048)] {
-        let batch = Batch::new(rig, shape, 8, &vec![blocks; requests], if requests < 64 { 12 } else { 2 })?;
-        // SAFETY: as in `check`.
-        let micros = unsafe { rig.micros(24, |i| kernel.launch(&rig.stream, rig.full_grid(), &batch.params(i)))? };
-        rig.record_bytes(format!("quest scan, batch {requests}, {blocks} blocks, 8 KV heads"), micros, batch.bytes());
+    let specs: [(&str, &dyn SummarizerSpec); 3] =
+        [("quest", &Quest {}), ("quest-fp8", &QuestFp8 {}), ("mean", &Mean {})];
+    for (kind, spec) in specs {
+        for (requests, blocks) in [(1, 1024), (8, 1024), (64, 1024), (64, 2048)] {
+            let (form, shape) = qwen3_8b(spec)?;
+            let kernel = rig.device.load(&rig.compiler, &shape)?;
+            let copies = if requests < 64 { 12 } else { 2 };
+            let batch = Batch::new(rig, (form, shape), 8, &vec![blocks; requests], copies, 1.0)?;
+            // SAFETY: as in `check`.
+            let micros = unsafe { rig.micros(24, |i| kernel.launch(&rig.stream, rig.full_grid(), &batch.params(i)))? };
+            let what = format!("{kind} scan, batch {requests}, {blocks} blocks, 8 KV heads");
+            rig.record_bytes(what, micros, batch.bytes());
+        }
     }
     Ok(())
 }
@@ -153,8 +186,8 @@ pub struct Foreground {
 
 impl Foreground {
     pub fn new(rig: &mut Rig) -> Outcome<Self> {
-        let shape = qwen3_8b()?;
-        let batch = Batch::new(rig, shape, 8, &[1024; 64], 2)?;
+        let (form, shape) = qwen3_8b(&Quest {})?;
+        let batch = Batch::new(rig, (form, shape), 8, &[1024; 64], 2, 1.0)?;
         Ok(Self { kernel: rig.device.load(&rig.compiler, &shape)?, batch })
     }
 

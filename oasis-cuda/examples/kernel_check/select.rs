@@ -2,15 +2,15 @@
 
 use crate::rig::{Outcome, Rig, name, poisoned, selector};
 use oasis_core::ids::{BlockId, KvHead, LayerId, SlotId, Step};
-use oasis_core::policy::{SelectBatch, SelectRequest, Selector, SelectorSpec};
+use oasis_core::policy::{Kept, SelectBatch, SelectRequest, Selector, SelectorSpec};
 use oasis_core::working_set::{Admission, Ranking, TransferPlan, WorkingSet, top_k};
-use oasis_cuda::compile::SourceFile;
 use oasis_cuda::device::DeviceBuffer;
 use oasis_cuda::kernels::{Address, CopyList, EntryCopy, Select, SelectParams};
 use oasis_cuda::layout::entry_bytes;
-use oasis_policies::selectors::CappedLru;
+use oasis_policies::selectors::{CappedLru, Hysteresis, Lfu};
 
 const HEAD_DIM: usize = 128;
+const STEPS: u32 = 12;
 const ENTRY: usize = 2 * 16 * HEAD_DIM * 2;
 /// Selection computes addresses and touches none of them.
 const ENTRIES: Address = Address(1 << 40);
@@ -22,10 +22,12 @@ struct Batch {
     kv_heads: usize,
     stride: usize,
     cap: usize,
+    kept: Kept,
     scores: DeviceBuffer<f32>,
     position: DeviceBuffer<i32>,
     slot_block: DeviceBuffer<i32>,
     last_selected: DeviceBuffer<u32>,
+    times_selected: DeviceBuffer<u32>,
     host: DeviceBuffer<u64>,
     list: DeviceBuffer<CopyList>,
     copies: DeviceBuffer<EntryCopy>,
@@ -41,10 +43,12 @@ impl Batch {
             kv_heads,
             stride,
             cap,
+            kept: Kept::default(),
             scores: poisoned(&rig.device, requests * kv_heads * stride)?,
             position: rig.device.zeros(requests)?,
             slot_block: rig.device.upload(&vec![-1; places])?,
             last_selected: rig.device.zeros(places)?,
+            times_selected: poisoned(&rig.device, places)?,
             host: rig.device.upload(&hosts)?,
             list: rig.device.zeros(1)?,
             copies: rig.device.zeros(requests * kv_heads * (shape.slots + 2))?,
@@ -58,6 +62,7 @@ impl Batch {
             position: self.position.address(),
             slot_block: self.slot_block.address(),
             last_selected: self.last_selected.address(),
+            times_selected: self.times_selected.address(),
             host: self.host.address(),
             entries: ENTRIES,
             tail: TAIL,
@@ -68,6 +73,8 @@ impl Batch {
             stride: self.stride as i32,
             slots: self.shape.slots as i32,
             cap: self.cap as i32,
+            sinks: self.kept.sinks as i32,
+            recent: self.kept.recent as i32,
         }
     }
 }
@@ -76,6 +83,7 @@ impl Batch {
 struct Oracle {
     set: WorkingSet,
     selector: Box<dyn Selector>,
+    kept: Kept,
     pair: usize,
     request: usize,
     kv_heads: usize,
@@ -86,7 +94,9 @@ impl Oracle {
     fn select(&mut self, scores: &[f32], completed: Option<usize>, step: Step) -> Vec<EntryCopy> {
         let head = KvHead(0);
         let mut want = Ranking::new(1, 1);
-        want.set(0, head, top_k(scores, self.set.slots()));
+        let mut scores = scores.to_vec();
+        self.kept.raise(self.set.slots(), &mut scores);
+        want.set(0, head, top_k(&scores, self.set.slots()));
         let first_slot = self.pair * self.set.slots();
         let slot_address = |slot: SlotId| ENTRIES.offset((first_slot + slot.index()) * ENTRY);
         let Self { pair, request, kv_heads, .. } = *self;
@@ -147,23 +157,23 @@ fn scores(rig: &mut Rig, count: usize) -> Vec<f32> {
         .collect()
 }
 
-fn check_run(rig: &mut Rig, selector_code: SourceFile, slots: usize, blocks: usize, fetch_ratio: f64) -> Outcome<()> {
+fn check_run(rig: &mut Rig, spec: &dyn SelectorSpec, kept: Kept, slots: usize, blocks: usize) -> Outcome<()> {
     assert_eq!(ENTRY, entry_bytes(HEAD_DIM));
     let (requests, kv_heads) = (4, 2);
-    let spec = CappedLru { fetch_ratio };
     let cap = spec.build()?.cap(slots);
-    let shape = Select::for_blocks(HEAD_DIM, slots, blocks + 2, selector_code).ok_or("too many blocks")?;
+    let shape = Select::for_blocks(HEAD_DIM, slots, blocks + 2, selector(spec)?).ok_or("too many blocks")?;
     let kernel = rig.device.load(&rig.compiler, &shape)?;
     let mut batch = Batch::new(rig, shape, requests, kv_heads, blocks + 2, cap)?;
+    batch.kept = kept;
     let mut oracles = Vec::new();
     for pair in 0..requests * kv_heads {
         let (set, selector) = (WorkingSet::new(1, slots), spec.build()?);
-        oracles.push(Oracle { set, selector, pair, request: pair / kv_heads, kv_heads });
+        oracles.push(Oracle { set, selector, kept, pair, request: pair / kv_heads, kv_heads });
     }
     // Padding, one that completes a block at once, one that does soon, one that has fewer blocks than slots.
     let mut positions = [-1, blocks as i32 * 16 - 1, blocks as i32 * 16 + 12, slots.min(blocks) as i32 * 8 + 13];
     let (mut different_slots, mut different_steps, mut different_copies) = (0, 0, 0);
-    for step in 1..=9_u32 {
+    for step in 1..=STEPS {
         batch.position.write(&positions)?;
         batch.step.write(&[step])?;
         batch.list.fill(0)?;
@@ -196,15 +206,18 @@ fn check_run(rig: &mut Rig, selector_code: SourceFile, slots: usize, blocks: usi
         different_copies += usize::from(got != want);
         positions.iter_mut().filter(|position| **position >= 0).for_each(|position| *position += 1);
     }
-    let what = format!("{slots} slots, {blocks} blocks, cap {cap}, 9 steps");
+    let Kept { sinks, recent } = kept;
+    let what = format!("{}, {slots} slots, {blocks} blocks, cap {cap}, kept {sinks} {recent}", shape.selector.name);
     let got = [different_slots, different_steps, different_copies];
     rig.same(name::<Select>(&format!("{what}: slots, steps, copies")), &got, &[0, 0, 0]);
     Ok(())
 }
 
+/// Sinks and recent blocks, as far as there are slots for them.
+const KEPT: [(usize, usize); 4] = [(1, 0), (0, 3), (2, 5), (1, usize::MAX)];
+
 pub fn check(rig: &mut Rig) -> Outcome<()> {
-    let code = selector(&CappedLru::default())?;
-    for (slots, blocks, ratio) in [
+    for (slots, blocks, fetch_ratio) in [
         (128, 1022, 0.05),
         (128, 2046, 0.05),
         (128, 130, 0.05),
@@ -218,16 +231,33 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
         (300, 8000, 0.03),
         (512, 16_000, 1.0),
     ] {
+        let lru: &dyn SelectorSpec = &CappedLru { fetch_ratio };
+        let lfu: &dyn SelectorSpec = &Lfu { fetch_ratio };
+        let hysteresis = [0.0, 0.1, 0.6, 1.0].map(|margin| Hysteresis { fetch_ratio, margin });
+        let none = Kept::default();
         for _ in 0..3 {
-            check_run(rig, code, slots, blocks, ratio)?;
+            check_run(rig, lru, none, slots, blocks)?;
+        }
+        for spec in [lru, lfu, &hysteresis[2]] {
+            for (sinks, recent) in KEPT {
+                let kept = Kept { sinks: sinks.min(slots), recent: recent.min(slots) };
+                check_run(rig, spec, kept, slots, blocks)?;
+            }
+        }
+        for spec in hysteresis.iter().map(|spec| spec as &dyn SelectorSpec).chain([lfu, lfu]) {
+            check_run(rig, spec, none, slots, blocks)?;
         }
     }
     Ok(())
 }
 
 pub fn time(rig: &mut Rig) -> Outcome<()> {
-    let code = selector(&CappedLru::default())?;
-    for (requests, blocks) in [(8, 1024), (64, 1024), (64, 2048), (128, 1024)] {
+    let kinds: [(&str, &dyn SelectorSpec); 3] =
+        [("capped-lru", &CappedLru::default()), ("lfu", &Lfu::default()), ("hysteresis", &Hysteresis::default())];
+    let shapes = [(8, 1024), (64, 1024), (64, 2048), (128, 1024)].map(|shape| (shape, kinds[0]));
+    let others = kinds[1..].iter().map(|kind| ((64, 1024), *kind));
+    for ((requests, blocks), (kind, spec)) in shapes.into_iter().chain(others) {
+        let code = selector(spec)?;
         let (kv_heads, slots, launches) = (8, 128, 20);
         let shape = Select::for_blocks(HEAD_DIM, slots, blocks, code).ok_or("too many blocks")?;
         let kernel = rig.device.load(&rig.compiler, &shape)?;
@@ -249,7 +279,7 @@ pub fn time(rig: &mut Rig) -> Outcome<()> {
             rig.micros(launches, |i| kernel.launch(&rig.stream, (kv_heads as u32, requests as u32), &params(i)))?
         };
         rig.record(
-            format!("top-K + select, batch {requests}, {blocks} blocks, K 128, C 6"),
+            format!("top-K + {kind}, batch {requests}, {blocks} blocks, K 128, C 6"),
             micros,
             0.0,
             "aim 12 us at batch 64",

@@ -34,8 +34,8 @@ fn every_kernel_compiles_without_spills_or_serialized_products() {
 }
 
 fn scan_with(text: &'static str) -> Unit {
-    let summarizer = SourceFile { name: "mine.cuh", text };
-    kernels::Scan { head_dim: 64, group: 2, queries: 2, query: 1, max: false, stages: 2, summarizer, rows: 1 }.unit()
+    let summarizer = oasis_core::policy::DeviceCode::new("mine.cuh", text);
+    kernels::Scan { head_dim: 64, group: 2, queries: 2, query: 1, max: false, stages: 2, summarizer, bytes: 128 }.unit()
 }
 
 #[test]

@@ -10,7 +10,7 @@ use oasis_core::geometry::KvGeometry;
 use oasis_core::ids::{BlockId, KvHead, LayerId, SlotId, Step};
 use oasis_core::memory::Summaries;
 use oasis_core::pipeline::{RankMember, SelectMember, Selected, rank, select};
-use oasis_core::policy::{Predictor, QuerySource, Selector, Summarizer};
+use oasis_core::policy::{Kept, Predictor, QuerySource, Selector, Summarizer};
 use oasis_core::working_set::{Admission, Ranking, WorkingSet, top_k};
 use std::collections::BTreeMap;
 
@@ -66,6 +66,8 @@ pub(super) struct HostSide {
     cap: usize,
     capacity: usize,
     exact: bool,
+    /// What is wanted whatever the device's scores.
+    kept: Kept,
     step: Step,
     /// Rows of the step under way, in order.
     pub members: Vec<Member>,
@@ -101,6 +103,7 @@ impl HostSide {
             budget: extent.slots,
             cap: options.cap,
             capacity: extent.blocks,
+            kept: options.ranking.map(|ranking| ranking.kept).unwrap_or_default(),
             exact: policies.predictor.query_source() == QuerySource::Exact,
             policies,
             geometry,
@@ -182,8 +185,9 @@ impl HostSide {
             let stride = scores.len() / (self.rows.len() * kv_heads);
             for (index, member) in self.members.iter().enumerate() {
                 for head in 0..kv_heads {
-                    let scores = &scores[(index * kv_heads + head) * stride..][..member.blocks];
-                    want.set(index, KvHead::from(head), top_k(scores, self.budget));
+                    let mut scores = scores[(index * kv_heads + head) * stride..][..member.blocks].to_vec();
+                    self.kept.raise(self.budget, &mut scores);
+                    want.set(index, KvHead::from(head), top_k(&scores, self.budget));
                 }
             }
             return Ok(want);

@@ -25,6 +25,8 @@ pub(super) struct LayerSets {
     pub slot_block: DeviceBuffer<i32>,
     /// u32 `[rows][kv_heads][slots]`.
     pub last_selected: DeviceBuffer<u32>,
+    /// u32 `[rows][kv_heads][slots]`.
+    pub times_selected: DeviceBuffer<u32>,
     /// f32 `[rows][kv_heads][tiles * 16]`.
     pub scores: DeviceBuffer<f32>,
     /// `[rows * kv_heads * (slots + 2)]`.
@@ -425,10 +427,10 @@ impl Memory {
                     layers.push(LayerSets {
                         slots: device.zeros(heads * extent.slots * entry)?,
                         tail: device.zeros(heads * 2 * entry)?,
-                        summaries: device
-                            .zeros(heads * extent.tiles * tile_bytes(sparse.device_rows(), spec.head_dim))?,
+                        summaries: device.zeros(heads * extent.tiles * tile_bytes(sparse.device_summary()))?,
                         slot_block: device.zeros(heads * extent.slots)?,
                         last_selected: device.zeros(heads * extent.slots)?,
+                        times_selected: device.zeros(heads * extent.slots)?,
                         scores: device.zeros(heads * extent.tiles * BLOCK_TOKENS)?,
                         copies: device.zeros(heads * (extent.slots + 2))?,
                     });

@@ -1,8 +1,7 @@
 //! What an executor is made of.
 
-use crate::compile::SourceFile;
 use crate::layout::BLOCK_TOKENS;
-use oasis_core::policy::{Aggregate, QuerySource};
+use oasis_core::policy::{Aggregate, DeviceCode, QuerySource, ScoreRanking};
 
 /// How much of the KV cache stays on the device.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,14 +23,14 @@ pub struct SparseOptions {
     pub cap: usize,
     /// Whose query blocks are ranked by.
     pub source: QuerySource,
-    /// How the scores of a group become one; `None` for a predictor that does not rank by score, which the host runs.
-    pub aggregate: Option<Aggregate>,
+    /// How blocks are ranked; `None` for a predictor that does not rank by score, which the host runs.
+    pub ranking: Option<ScoreRanking>,
     /// Device code of the summarizer; `None` for one that the host runs.
-    pub summarizer: Option<SourceFile>,
-    /// Its rows per block.
-    pub summary_rows: usize,
+    pub summarizer: Option<DeviceCode>,
+    /// Bytes of a block's summary on the device.
+    pub summary_bytes: usize,
     /// Device code of the selector; `None` for one that the host runs.
-    pub selector: Option<SourceFile>,
+    pub selector: Option<DeviceCode>,
     /// How admitted blocks cross the link.
     pub gather: GatherOptions,
     /// Copies are queued one by one by the host, for the copy engine, instead of carried out by the gather.
@@ -52,21 +51,29 @@ pub enum Bridge {
 impl SparseOptions {
     /// What the host must do, as not all policies have device code.
     pub fn bridge(&self) -> Option<Bridge> {
-        match (self.scoring(), self.selector) {
-            (None, _) => Some(Bridge::Prediction),
-            (Some(_), None) => Some(Bridge::Selection),
-            (Some(_), Some(_)) => None,
+        let ranks = self.scoring().is_some() || self.keeps_only();
+        match (ranks, self.selector) {
+            (false, _) => Some(Bridge::Prediction),
+            (true, None) => Some(Bridge::Selection),
+            (true, Some(_)) => None,
         }
     }
 
-    /// Device code of the summarizer and how scores are joined, where the device scores blocks.
-    pub fn scoring(&self) -> Option<(SourceFile, Aggregate)> {
-        self.summarizer.zip(self.aggregate)
+    /// Whether blocks that are wanted whatever their score leave no room for others: there are no summaries then, and every
+    /// score stays 0.
+    fn keeps_only(&self) -> bool {
+        self.ranking.is_some_and(|ranking| ranking.kept.fill(self.budget_blocks))
     }
 
-    /// Rows per block that the device keeps.
-    pub fn device_rows(&self) -> usize {
-        self.scoring().map_or(0, |_| self.summary_rows)
+    /// Device code of the summarizer and how scores are joined, where the device scores blocks.
+    pub fn scoring(&self) -> Option<(DeviceCode, Aggregate)> {
+        let ranking = self.ranking.filter(|_| !self.keeps_only());
+        self.summarizer.zip(ranking.map(|ranking| ranking.aggregate))
+    }
+
+    /// Bytes of a block's summary, where the device keeps any.
+    pub fn device_summary(&self) -> usize {
+        self.scoring().map_or(0, |_| self.summary_bytes)
     }
 
     /// Whether the host takes part in every layer: steps cannot be captured then.

@@ -107,10 +107,10 @@ impl MemoryPlan {
                 tables: activations as u64,
             },
             Residency::Sparse(sparse) => {
-                let lists = slots * (4 + 4) + (slots + 2) * 16 + tiles * BLOCK_TOKENS * 4;
+                let lists = slots * (4 + 4 + 4) + (slots + 2) * 16 + tiles * BLOCK_TOKENS * 4;
                 RequestPlan {
                     working_set: (heads * (slots + 2) * entry) as u64,
-                    summaries: (heads * tiles * tile_bytes(sparse.device_rows(), spec.head_dim)) as u64,
+                    summaries: (heads * tiles * tile_bytes(sparse.device_summary())) as u64,
                     draft: draft as u64,
                     tables: (heads * lists + activations + draft_activations) as u64,
                 }

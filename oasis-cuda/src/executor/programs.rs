@@ -4,13 +4,12 @@ use super::mixture::{ExpertPrograms, ExpertShape};
 use super::options::{CudaOptions, Residency};
 use super::plan::Extent;
 use crate::compile::Compiler;
-use crate::compile::SourceFile;
 use crate::device::{Device, DeviceError, Kernel};
 use crate::kernels::{
     Activation, AddNorm, Append, AppendPrompt, Attention, Embed, Filter, Gather, PrefillAttention, Sample, Scan,
     Schedule, Select, Taps,
 };
-use oasis_core::policy::{Aggregate, QuerySource};
+use oasis_core::policy::{Aggregate, DeviceCode, QuerySource};
 use oasis_models::draft::Eagle3Spec;
 use oasis_models::spec::DecoderSpec;
 
@@ -72,21 +71,22 @@ impl Programs {
         let load = Loader { device, compiler };
         let (head_dim, group) = (spec.head_dim, spec.q_heads / spec.kv_heads);
         // Where nothing is summarised the code of any summarizer will do.
-        let (summarizer, rows) = match &options.residency {
+        let none = (NO_SUMMARIES, 2 * head_dim);
+        let (summarizer, bytes) = match &options.residency {
             Residency::Sparse(sparse) => {
-                sparse.scoring().map_or((NO_SUMMARIES, 1), |(summarizer, _)| (summarizer, sparse.summary_rows))
+                sparse.scoring().map_or(none, |(summarizer, _)| (summarizer, sparse.summary_bytes))
             }
-            Residency::Dense => (NO_SUMMARIES, 1),
+            Residency::Dense => none,
         };
         let paged = options.residency == Residency::Dense;
-        let layer = load.layer(spec.hidden, head_dim, group, queries, paged, (summarizer, rows))?;
+        let layer = load.layer(spec.hidden, head_dim, group, queries, paged, (summarizer, bytes))?;
         let sparse = match &options.residency {
             Residency::Dense => None,
             Residency::Sparse(sparse) => {
                 let query = usize::from(sparse.source == QuerySource::Draft);
                 let scan = sparse.scoring().map(|(summarizer, aggregate)| {
                     let max = aggregate == Aggregate::Max;
-                    Scan { head_dim, group, queries, query, max, stages: 2, summarizer, rows }
+                    Scan { head_dim, group, queries, query, max, stages: Scan::stages(bytes), summarizer, bytes }
                 });
                 let too_long = || {
                     DeviceError::new(
@@ -118,7 +118,7 @@ impl Programs {
                     head.q_heads / head.kv_heads,
                     1,
                     true,
-                    (NO_SUMMARIES, 1),
+                    (NO_SUMMARIES, 2 * head.head_dim),
                 )?,
                 embed: device.load(compiler, &Embed { queries: 1 })?,
             }),
@@ -143,10 +143,10 @@ impl Programs {
     }
 }
 
-const NO_SUMMARIES: SourceFile = SourceFile {
-    name: "no_summaries.cuh",
-    text: "struct Summarizer {\n    static constexpr int kRows = 1;\n    static __device__ float init(int) { return 0.0f; }\n    static __device__ float update(int, float value, float) { return value; }\n    static __device__ float finish(int, float value, int) { return value; }\n};\n",
-};
+const NO_SUMMARIES: DeviceCode = DeviceCode::new(
+    "no_summaries.cuh",
+    "struct Summarizer {\n    static constexpr int kRows = 1;\n    static __device__ float init(int) { return 0.0f; }\n    static __device__ float update(int, float value, float) { return value; }\n    static __device__ float finish(int, float value, int) { return value; }\n};\n",
+);
 
 struct Loader<'a> {
     device: &'a Device,
@@ -161,9 +161,9 @@ impl Loader<'_> {
         group: usize,
         queries: usize,
         paged: bool,
-        (summarizer, rows): (SourceFile, usize),
+        (summarizer, bytes): (DeviceCode, usize),
     ) -> Result<LayerPrograms, DeviceError> {
-        let append_shape = Append { head_dim, queries, summarizer, rows };
+        let append_shape = Append { head_dim, queries, summarizer, bytes };
         let attention_shape = Attention { head_dim, group, queries, paged, stages: 2 };
         Ok(LayerPrograms {
             norm: self.device.load(self.compiler, &AddNorm { hidden })?,
@@ -171,7 +171,7 @@ impl Loader<'_> {
             append_shape,
             attention: self.device.load(self.compiler, &attention_shape)?,
             attention_shape,
-            append_prompt: self.device.load(self.compiler, &AppendPrompt { head_dim, summarizer })?,
+            append_prompt: self.device.load(self.compiler, &AppendPrompt { head_dim, summarizer, bytes })?,
         })
     }
 }

@@ -441,7 +441,7 @@ impl Parts {
     pub fn tile_bytes(&self) -> usize {
         match &self.options.residency {
             Residency::Dense => 0,
-            Residency::Sparse(sparse) => tile_bytes(sparse.device_rows(), self.model.spec.head_dim),
+            Residency::Sparse(sparse) => tile_bytes(sparse.device_summary()),
         }
     }
 
@@ -581,6 +581,7 @@ impl Parts {
         let (schedule, spec, sets) = (self.schedule(scope), &self.model.spec, &sparse.layers[layer]);
         let pair = scope.first_row() * spec.kv_heads;
         let (slots, entry) = (self.extent.slots, entry_bytes(spec.head_dim));
+        let kept = options.ranking.map(|ranking| ranking.kept).unwrap_or_default();
         let stride = self.extent.tiles * BLOCK_TOKENS;
         let host = match scope {
             Scope::Batch(_) => sparse.hosts.address().offset(layer * self.memory.rows * 8),
@@ -591,6 +592,7 @@ impl Parts {
             position: schedule.ranked(),
             slot_block: sets.slot_block.address().offset(pair * slots * 4),
             last_selected: sets.last_selected.address().offset(pair * slots * 4),
+            times_selected: sets.times_selected.address().offset(pair * slots * 4),
             host,
             entries: sets.slots.address().offset(pair * slots * entry),
             tail: sets.tail.address().offset(pair * 2 * entry),
@@ -601,6 +603,8 @@ impl Parts {
             stride: stride as i32,
             slots: slots as i32,
             cap: options.cap as i32,
+            sinks: kept.sinks.min(slots) as i32,
+            recent: kept.recent.min(slots) as i32,
         };
         // SAFETY: tables are sized for all rows; the list has room for every slot and two copies a head.
         self.span(stream, Track::Select, "select", layer, || unsafe {

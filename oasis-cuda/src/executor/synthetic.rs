@@ -37,34 +37,36 @@ impl CudaExecutor {
     /// [`DeviceError`] from the driver.
     pub fn fill_with_noise(&mut self, seed: u64) -> Result<(), DeviceError> {
         let kernel = self.parts.device.load(&self.parts.device.compiler()?, &RandomWeights)?;
-        let mut ranges: Vec<(Address, usize)> = Vec::new();
+        // Bytes that are numbers in e4m3, too, as summaries may be: with this bit clear none is NaN.
+        const NUMBERS: u32 = 0xbfbf_bfbf;
+        let mut ranges: Vec<(Address, usize, u32)> = Vec::new();
         let memory = &self.parts.memory;
         for buffer in &memory.dense {
-            ranges.push((buffer.address(), buffer.bytes()));
+            ranges.push((buffer.address(), buffer.bytes(), u32::MAX));
         }
         if let Some(sparse) = &memory.sparse {
             for sets in &sparse.layers {
-                for buffer in [&sets.slots, &sets.tail, &sets.summaries] {
-                    ranges.push((buffer.address(), buffer.bytes()));
+                for (buffer, mask) in [(&sets.slots, u32::MAX), (&sets.tail, u32::MAX), (&sets.summaries, NUMBERS)] {
+                    ranges.push((buffer.address(), buffer.bytes(), mask));
                 }
             }
         }
         if let Some(draft) = &memory.draft {
-            ranges.push((draft.entries.address(), draft.entries.bytes()));
-            ranges.push((draft.taps.address(), draft.taps.bytes()));
+            ranges.push((draft.entries.address(), draft.entries.bytes(), u32::MAX));
+            ranges.push((draft.taps.address(), draft.taps.bytes(), u32::MAX));
         }
         if let Some(host) = &mut self.parts.host {
             let bytes = host.bytes_mut();
-            ranges.push((Address(bytes.as_ptr() as u64), bytes.len()));
+            ranges.push((Address(bytes.as_ptr() as u64), bytes.len(), u32::MAX));
         }
-        for (index, (address, bytes)) in ranges.into_iter().enumerate() {
-            self.noise(&kernel, address, bytes, seed.wrapping_add((index as u64) << 44))?;
+        for (index, (data, bytes, mask)) in ranges.into_iter().enumerate() {
+            let seed = seed.wrapping_add((index as u64) << 44);
+            self.noise(&kernel, RandomWeightsParams { data, pairs: (bytes / 4) as u64, seed, width: 1.0, mask })?;
         }
         self.parts.device.synchronize()
     }
 
-    fn noise(&self, kernel: &Kernel<RandomWeights>, data: Address, bytes: usize, seed: u64) -> Result<(), DeviceError> {
-        let params = RandomWeightsParams { data, pairs: (bytes / 4) as u64, seed, width: 1.0 };
+    fn noise(&self, kernel: &Kernel<RandomWeights>, params: RandomWeightsParams) -> Result<(), DeviceError> {
         let ctas = 4 * self.parts.device.facts.multiprocessors;
         // SAFETY: the range is device memory or mapped host memory of this executor, and nothing runs.
         unsafe { kernel.launch(&self.parts.streams.foreground, (ctas, 1), &params) }
@@ -111,7 +113,7 @@ impl CudaExecutor {
             let blocks = request.position / BLOCK_TOKENS;
             bytes.kv += heads * (blocks.min(self.parts.extent.slots) + 1) as u64 * entry;
             if let Residency::Sparse(sparse) = &self.parts.options.residency {
-                bytes.summaries += heads * blocks as u64 * (sparse.device_rows() * spec.head_dim * 2) as u64;
+                bytes.summaries += heads * blocks as u64 * sparse.device_summary() as u64;
             }
             if let Some(head) = self.parts.model.head.as_ref().filter(|_| draft) {
                 let head_entry = entry_bytes(head.spec.head_dim) as u64;

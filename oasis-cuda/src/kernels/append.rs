@@ -1,7 +1,8 @@
 //! From a QKV product to queries, blocks and summaries: of a decode step, and of a prompt.
 
 use super::{Address, KernelParams, KernelSpec, file, unit_with_policy};
-use crate::compile::{SourceFile, Unit};
+use crate::compile::Unit;
+use oasis_core::policy::DeviceCode;
 
 /// Shape of an append.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,9 +12,9 @@ pub struct Append {
     /// Query tokens of a request: 1, or 2 with a draft token.
     pub queries: usize,
     /// Device code of the summarizer.
-    pub summarizer: SourceFile,
-    /// Its rows per block.
-    pub rows: usize,
+    pub summarizer: DeviceCode,
+    /// Bytes of a block's summary.
+    pub bytes: usize,
 }
 
 impl Append {
@@ -67,7 +68,7 @@ impl KernelSpec for Append {
     const ENTRY: &'static str = "append_tokens";
 
     fn unit(&self) -> Unit {
-        let defines = [("HEAD_DIM", self.head_dim), ("QUERIES", self.queries)];
+        let defines = [("HEAD_DIM", self.head_dim), ("QUERIES", self.queries), ("SUMMARY_BYTES", self.bytes)];
         unit_with_policy(file!("append.cu"), &defines, "SUMMARIZER", self.summarizer)
     }
 
@@ -82,7 +83,9 @@ pub struct AppendPrompt {
     /// Elements of a head: 64 or 128.
     pub head_dim: usize,
     /// Device code of the summarizer.
-    pub summarizer: SourceFile,
+    pub summarizer: DeviceCode,
+    /// Bytes of a block's summary.
+    pub bytes: usize,
 }
 
 /// Parameters of [`AppendPrompt`]; the grid is `[q_heads + kv_heads][blocks of the chunk]`, blocks fastest.
@@ -129,7 +132,8 @@ impl KernelSpec for AppendPrompt {
     const ENTRY: &'static str = "append_prompt";
 
     fn unit(&self) -> Unit {
-        unit_with_policy(file!("append_prompt.cu"), &[("HEAD_DIM", self.head_dim)], "SUMMARIZER", self.summarizer)
+        let defines = [("HEAD_DIM", self.head_dim), ("SUMMARY_BYTES", self.bytes)];
+        unit_with_policy(file!("append_prompt.cu"), &defines, "SUMMARIZER", self.summarizer)
     }
 
     fn threads(&self) -> u32 {

@@ -30,6 +30,7 @@ pub use select::{Select, SelectParams};
 pub use transfer::{CopyList, EntryCopy, Gather, GatherParams};
 
 use crate::compile::{SourceFile, Unit};
+use oasis_core::policy::DeviceCode;
 
 /// A place in memory that the device can read or write; 0 is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -79,7 +80,7 @@ macro_rules! file {
 pub(crate) use file;
 
 /// Headers that kernels and policies may include.
-const HEADERS: [SourceFile; 11] = [
+const HEADERS: [SourceFile; 13] = [
     file!("prelude.cuh"),
     file!("copy.cuh"),
     file!("experts.cuh"),
@@ -87,6 +88,8 @@ const HEADERS: [SourceFile; 11] = [
     file!("layout.cuh"),
     file!("logits.cuh"),
     file!("mma.cuh"),
+    file!("optional.cuh"),
+    file!("summary.cuh"),
     file!("tensor.cuh"),
     file!("transfer.cuh"),
     file!("wgmma.cuh"),
@@ -99,48 +102,61 @@ fn unit(source: SourceFile, defines: &[(&str, usize)]) -> Unit {
     Unit { source, headers: HEADERS.to_vec(), defines }
 }
 
-/// A unit into which `role` brings the file of a policy.
-fn unit_with_policy(source: SourceFile, defines: &[(&str, usize)], role: &str, policy: SourceFile) -> Unit {
+/// A unit into which `role` brings the code of a policy.
+fn unit_with_policy(source: SourceFile, defines: &[(&str, usize)], role: &str, policy: DeviceCode) -> Unit {
     let mut unit = unit(source, defines);
-    unit.headers.push(policy);
+    unit.headers.push(SourceFile { name: policy.name, text: policy.source });
     unit.defines.push(format!("{role}=\"{}\"", policy.name));
+    unit.defines.extend(policy.constant.map(|(name, value)| format!("{name}={value:#x}ull")));
     unit
 }
 
 /// What CI compiles: every kernel in the shapes that need most registers, and in those of common models.
 #[cfg(test)]
 pub(crate) fn catalogue() -> Vec<Unit> {
-    use oasis_core::policy::{DeviceCode, SelectorSpec, SummarizerSpec};
+    use oasis_core::policy::{SelectorSpec, SummarizerSpec};
+    use oasis_policies::{selectors, summarizers};
     let mut units = Vec::new();
-    let file = |code: DeviceCode| SourceFile { name: code.name, text: code.source };
-    let shape = oasis_core::geometry::HeadShape { group: 4, head_dim: 128, block_tokens: 16 };
-    let summarizer = |spec: &dyn SummarizerSpec| {
-        let built = spec.build(shape).expect("defaults are valid");
-        (file(built.device_code().expect("a built-in policy has device code")), built.rows_per_block())
+    let shape = |head_dim| oasis_core::geometry::HeadShape { group: 4, head_dim, block_tokens: 16 };
+    let summarizer = |spec: &dyn SummarizerSpec, head_dim| {
+        let built = spec.build(shape(head_dim)).expect("defaults are valid");
+        (built.device_code().expect("it has device code"), built.device_bytes(shape(head_dim)))
     };
-    let summarizers =
-        [summarizer(&oasis_policies::summarizers::Quest {}), summarizer(&oasis_policies::summarizers::Mean {})];
-    let selector = oasis_policies::selectors::CappedLru::default().build().expect("defaults are valid");
-    let selector = file(selector.device_code().expect("a built-in policy has device code"));
+    let summarizers: [Box<dyn SummarizerSpec>; 4] = [
+        Box::new(summarizers::Quest {}),
+        Box::new(summarizers::Mean {}),
+        Box::new(summarizers::QuestFp8 {}),
+        Box::new(summarizers::ArkVale::default()),
+    ];
+    let selectors: [Box<dyn SelectorSpec>; 3] = [
+        Box::new(selectors::CappedLru::default()),
+        Box::new(selectors::Hysteresis::default()),
+        Box::new(selectors::Lfu::default()),
+    ];
+    let selectors = selectors.map(|spec| spec.build().expect("defaults are valid").device_code().expect("it has code"));
     for head_dim in [64, 128] {
+        let summarizers = summarizers.iter().map(|spec| summarizer(&**spec, head_dim)).collect::<Vec<_>>();
         for queries in [1, 2] {
             for group in [1, 3, 4, 7, 8, 16] {
                 for paged in [false, true] {
                     units.push(Attention { head_dim, group, queries, paged, stages: 2 }.unit());
                 }
-                for (summarizer, rows) in summarizers {
-                    let query = queries - 1;
+                for (summarizer, bytes) in summarizers.iter().copied() {
+                    let (query, stages) = (queries - 1, Scan::stages(bytes));
                     units.push(
-                        Scan { head_dim, group, queries, query, max: group == 8, stages: 2, summarizer, rows }.unit(),
+                        Scan { head_dim, group, queries, query, max: group == 8, stages, summarizer, bytes }.unit(),
                     );
                 }
             }
-            units.extend(summarizers.map(|(summarizer, rows)| Append { head_dim, queries, summarizer, rows }.unit()));
+            let append = |&(summarizer, bytes)| Append { head_dim, queries, summarizer, bytes }.unit();
+            units.extend(summarizers.iter().map(append));
             units.extend([Schedule { queries }.unit(), Embed { queries }.unit(), Taps { queries }.unit()]);
         }
-        units.extend(summarizers.map(|(summarizer, _)| AppendPrompt { head_dim, summarizer }.unit()));
+        let append = |&(summarizer, bytes)| AppendPrompt { head_dim, summarizer, bytes }.unit();
+        units.extend(summarizers.iter().map(append));
         for blocks in [1024, 2048, 4096, 16_384] {
-            units.push(Select::for_blocks(head_dim, 128, blocks, selector).expect("few enough blocks").unit());
+            let shape = |selector| Select::for_blocks(head_dim, 128, blocks, selector).expect("few enough blocks");
+            units.extend(selectors.iter().map(|selector| shape(*selector).unit()));
         }
         units.push(PrefillAttention { head_dim }.unit());
         units.extend([(16, 8), (10, 5), (2, 1)].map(|(stages, stores)| Gather { head_dim, stages, stores }.unit()));

@@ -214,6 +214,8 @@ pub struct RandomWeightsParams {
     pub seed: u64,
     /// They lie between `-width` and `width`.
     pub width: f32,
+    /// Bits of a pair that are kept.
+    pub mask: u32,
 }
 
 kernel!(RandomWeights, RandomWeightsParams, "random.cu", "fill_random", |_| 512, |_| Vec::new());

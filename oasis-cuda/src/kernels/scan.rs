@@ -1,8 +1,9 @@
 //! Scores of all complete blocks by a linear summarizer.
 
 use super::{Address, KernelParams, KernelSpec, file, unit_with_policy};
-use crate::compile::{SourceFile, Unit};
+use crate::compile::Unit;
 use crate::layout::tile_bytes;
+use oasis_core::policy::DeviceCode;
 
 /// Shape of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,9 +21,17 @@ pub struct Scan {
     /// Tiles in flight per warp.
     pub stages: usize,
     /// Device code of the summarizer.
-    pub summarizer: SourceFile,
-    /// Its rows per block.
-    pub rows: usize,
+    pub summarizer: DeviceCode,
+    /// Bytes of a block's summary.
+    pub bytes: usize,
+}
+
+impl Scan {
+    /// Tiles in flight per warp for summaries of `bytes` bytes a block: about as many bytes as two tiles of quest for heads of
+    /// 128 elements.
+    pub fn stages(bytes: usize) -> usize {
+        (1024 / bytes).clamp(2, 4)
+    }
 }
 
 /// Parameters of a scan.
@@ -62,6 +71,7 @@ impl KernelSpec for Scan {
             ("QUERY", self.query),
             ("AGGREGATE_MAX", usize::from(self.max)),
             ("STAGES", self.stages),
+            ("SUMMARY_BYTES", self.bytes),
         ];
         unit_with_policy(file!("scan.cu"), &defines, "SUMMARIZER", self.summarizer)
     }
@@ -71,6 +81,8 @@ impl KernelSpec for Scan {
     }
 
     fn shared_bytes(&self) -> usize {
-        4 * self.stages * tile_bytes(self.rows, self.head_dim)
+        // A warp's tiles begin at multiples of a block's rows: its bytes but for scales, which are few.
+        let rows = (self.bytes / 128 * 128).max(128);
+        4 * self.stages * tile_bytes(self.bytes).next_multiple_of(rows)
     }
 }

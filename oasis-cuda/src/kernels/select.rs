@@ -1,7 +1,8 @@
 //! Top-K and capped admission.
 
 use super::{Address, KernelParams, KernelSpec, file, unit_with_policy};
-use crate::compile::{SourceFile, Unit};
+use crate::compile::Unit;
+use oasis_core::policy::DeviceCode;
 
 /// Shape of a selection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,12 +16,12 @@ pub struct Select {
     /// Scores a thread holds.
     pub items: usize,
     /// Device code of the selector.
-    pub selector: SourceFile,
+    pub selector: DeviceCode,
 }
 
 impl Select {
     /// The shape for contexts of up to `blocks` blocks; `None` above 16,384 blocks (262,144 tokens).
-    pub fn for_blocks(head_dim: usize, slots: usize, blocks: usize, selector: SourceFile) -> Option<Self> {
+    pub fn for_blocks(head_dim: usize, slots: usize, blocks: usize, selector: DeviceCode) -> Option<Self> {
         // Few threads with many scores each leave room for other CTAs of an SM.
         let (threads, items) = match blocks {
             0..=1024 => (256, 4),
@@ -46,6 +47,9 @@ pub struct SelectParams {
     pub slot_block: Address,
     /// u32 `[requests][kv_heads][slots]`: step that last wanted it. Updated.
     pub last_selected: Address,
+    /// u32 `[requests][kv_heads][slots]`: steps that have wanted it since it came. Updated by selectors whose order of
+    /// victims depends on it.
+    pub times_selected: Address,
     /// u64 `[requests]`: address of the layer's entries `[blocks][kv_heads]` in mapped host memory.
     pub host: Address,
     /// `[requests][kv_heads][slots]` entries.
@@ -66,6 +70,10 @@ pub struct SelectParams {
     pub slots: i32,
     /// Most admissions a KV head, C.
     pub cap: i32,
+    /// First blocks that are wanted whatever their score, at most [`slots`](Self::slots).
+    pub sinks: i32,
+    /// Last complete blocks that are, at most [`slots`](Self::slots).
+    pub recent: i32,
 }
 
 // SAFETY: the fields are those of `Params` in select.cu.

@@ -74,6 +74,7 @@ impl Maker<'_> {
             pairs: elements.div_ceil(2) as u64,
             seed: seed.wrapping_add(self.made << 40),
             width,
+            mask: u32::MAX,
         };
         // SAFETY: the buffer has that many pairs and is waited for before anything else uses it.
         unsafe { kernel.launch(stream, (4 * self.device.facts.multiprocessors, 1), &params)? };

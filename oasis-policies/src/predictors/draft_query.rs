@@ -1,7 +1,7 @@
 //! `draft-query`: lookahead by the draft token.
 
-use super::{Kept, ScoreRanker};
-use oasis_core::policy::{Aggregate, Predictor, PredictorSpec, QuerySource, SpecError};
+use super::ScoreRanker;
+use oasis_core::policy::{Aggregate, Kept, Predictor, PredictorSpec, QuerySource, SpecError};
 use serde::{Deserialize, Serialize};
 
 /// Ranks blocks by the query of the draft token, which runs beside the normal one: its query is close to that of the

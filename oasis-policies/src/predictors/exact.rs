@@ -1,7 +1,7 @@
 //! `exact`: no prediction.
 
-use super::{Kept, ScoreRanker};
-use oasis_core::policy::{Aggregate, Predictor, PredictorSpec, QuerySource, SpecError};
+use super::ScoreRanker;
+use oasis_core::policy::{Aggregate, Kept, Predictor, PredictorSpec, QuerySource, SpecError};
 use serde::{Deserialize, Serialize};
 
 /// Ranks blocks by the query that is about to attend, so that selection and transfer stand in the way of its attention.

@@ -1,7 +1,7 @@
 //! `freekv`: the step before predicts, and a query that has turned away is answered at once.
 
-use super::{Kept, ScoreRanker};
-use oasis_core::policy::{Aggregate, Correction, Predictor, PredictorSpec, QuerySource, SpecError};
+use super::ScoreRanker;
+use oasis_core::policy::{Aggregate, Correction, Kept, Predictor, PredictorSpec, QuerySource, SpecError};
 use serde::{Deserialize, Serialize};
 
 /// Ranks by this step's query for the next step, as [`LastQuery`](super::LastQuery) does. Where a KV head's next query

@@ -1,7 +1,7 @@
 //! `infinigen`: the layer before predicts.
 
-use super::{Kept, ScoreRanker};
-use oasis_core::policy::{Aggregate, Predictor, PredictorSpec, QuerySource, SpecError};
+use super::ScoreRanker;
+use oasis_core::policy::{Aggregate, Kept, Predictor, PredictorSpec, QuerySource, SpecError};
 use serde::{Deserialize, Serialize};
 
 /// Ranks a layer's blocks by its query as the input of the layer before would give it, so that selection and transfer

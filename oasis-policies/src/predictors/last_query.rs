@@ -1,7 +1,7 @@
 //! `last-query`: the present stands for the future.
 
-use super::{Kept, ScoreRanker};
-use oasis_core::policy::{Aggregate, Predictor, PredictorSpec, QuerySource, SpecError};
+use super::ScoreRanker;
+use oasis_core::policy::{Aggregate, Kept, Predictor, PredictorSpec, QuerySource, SpecError};
 use serde::{Deserialize, Serialize};
 
 /// Ranks blocks by this step's query, taken as the next one's. Needs no draft head; the baseline that lookahead must

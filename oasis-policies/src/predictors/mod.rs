@@ -16,34 +16,10 @@ pub use last_query::LastQuery;
 pub use random::Random;
 pub use streaming_llm::StreamingLlm;
 
-use oasis_core::policy::{Aggregate, Correction, PredictBatch, Predictor, QuerySource, rank_adjusted};
+use oasis_core::policy::{
+    Aggregate, Correction, Kept, PredictBatch, Predictor, QuerySource, ScoreRanking, rank_adjusted,
+};
 use oasis_core::working_set::Ranking;
-
-/// Blocks at both ends of the context that are wanted whatever their score.
-#[derive(Debug, Clone, Copy)]
-struct Kept {
-    /// First blocks.
-    sinks: usize,
-    /// Last complete blocks.
-    recent: usize,
-}
-
-impl Kept {
-    /// Raises the kept ones of one head's `scores`, `[blocks]`, above all others. Where the budget has no room for all,
-    /// sinks come first and the oldest recent blocks go without.
-    fn raise(self, budget: usize, scores: &mut [f32]) {
-        let sinks = self.sinks.min(budget).min(scores.len());
-        let recent = self.recent.min(budget - sinks).min(scores.len() - sinks);
-        if sinks + recent == 0 {
-            return;
-        }
-        let others = sinks..scores.len() - recent;
-        // Only kept blocks are infinite: an infinite score of a lower block would win the tie.
-        scores[others.clone()].iter_mut().filter(|score| **score == f32::INFINITY).for_each(|score| *score = f32::MAX);
-        scores[..others.start].fill(f32::INFINITY);
-        scores[others.end..].fill(f32::INFINITY);
-    }
-}
 
 /// Ranks every block by its score, the kept ones first; the kinds differ in the query they are given.
 struct ScoreRanker {
@@ -66,11 +42,9 @@ impl Predictor for ScoreRanker {
         self.source
     }
 
-    fn by_score(&self) -> Option<Aggregate> {
-        let Kept { sinks, recent } = self.kept;
-        let is_usual =
-            (sinks, recent) == (0, 0) && self.correction.is_none() && self.source != QuerySource::PreviousLayer;
-        is_usual.then_some(self.aggregate)
+    fn by_score(&self) -> Option<ScoreRanking> {
+        let is_usual = self.correction.is_none() && self.source != QuerySource::PreviousLayer;
+        is_usual.then_some(ScoreRanking { aggregate: self.aggregate, kept: self.kept })
     }
 
     fn correction(&self) -> Option<Correction> {

@@ -1,8 +1,9 @@
 //! `streaming-llm`: attention sinks and a window of recent blocks.
 
-use super::Kept;
 use oasis_core::ids::KvHead;
-use oasis_core::policy::{PredictBatch, Predictor, PredictorSpec, QuerySource, SpecError};
+use oasis_core::policy::{
+    Aggregate, Kept, PredictBatch, Predictor, PredictorSpec, QuerySource, ScoreRanking, SpecError,
+};
 use oasis_core::working_set::{Ranking, top_k};
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +27,7 @@ impl Default for StreamingLlm {
 }
 
 oasis_core::register! {
-    kind: "streaming-llm", about: "Attention sinks and the newest blocks, whatever the query", device_code: false,
+    kind: "streaming-llm", about: "Attention sinks and the newest blocks, whatever the query", device_code: true,
     impl PredictorSpec for StreamingLlm {
         fn build(&self) -> Result<Box<dyn Predictor>, SpecError> {
             Ok(Box::new(Window { kept: Kept { sinks: self.sinks, recent: usize::MAX } }))
@@ -41,6 +42,11 @@ struct Window {
 impl Predictor for Window {
     fn query_source(&self) -> QuerySource {
         QuerySource::Current
+    }
+
+    /// Kept blocks fill every budget, so that no score is ever asked for.
+    fn by_score(&self) -> Option<ScoreRanking> {
+        Some(ScoreRanking { aggregate: Aggregate::Sum, kept: self.kept })
     }
 
     fn predict(&mut self, batch: &PredictBatch<'_>, ranking: &mut Ranking) {

@@ -1,7 +1,7 @@
 //! `hysteresis`: what is resident stays unless something clearly better comes.
 
 use super::{cap_of, check_ratio, pair_by};
-use oasis_core::policy::{SelectBatch, Selector, SelectorSpec, SpecError};
+use oasis_core::policy::{DeviceCode, SelectBatch, Selector, SelectorSpec, SpecError};
 use oasis_core::working_set::{RankedBlock, TransferPlan};
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ impl Default for Hysteresis {
 
 oasis_core::register! {
     kind: "hysteresis", about: "As capped-lru, but only what beats the lowest wanted score by a margin pushes out others",
-    device_code: false,
+    device_code: true,
     impl SelectorSpec for Hysteresis {
         fn build(&self) -> Result<Box<dyn Selector>, SpecError> {
             let Self { fetch_ratio, margin } = *self;
@@ -68,6 +68,11 @@ impl Selector for HysteresisSelector {
             misses.iter().enumerate().take_while(|(index, miss)| *index < free || is_gain(miss)).count()
         };
         pair_by(batch, plan, |slots| self.cap(slots), |have, want| have.victims(want), admissible);
+    }
+
+    fn device_code(&self) -> Option<DeviceCode> {
+        let constant = Some(("HYSTERESIS_MARGIN", self.margin.to_bits()));
+        Some(DeviceCode { constant, ..DeviceCode::new("hysteresis.cuh", include_str!("hysteresis.cuh")) })
     }
 }
 

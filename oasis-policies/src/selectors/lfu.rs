@@ -2,9 +2,11 @@
 
 use super::{cap_of, check_ratio, pair_by};
 use oasis_core::ids::SlotId;
-use oasis_core::policy::{SelectBatch, Selector, SelectorSpec, SpecError};
+use oasis_core::policy::{DeviceCode, SelectBatch, Selector, SelectorSpec, SpecError};
 use oasis_core::working_set::{BlockSet, HeadSet, TransferPlan};
 use serde::{Deserialize, Serialize};
+
+const DEVICE_CODE: DeviceCode = DeviceCode::new("lfu.cuh", include_str!("lfu.cuh"));
 
 /// As [`CappedLru`](super::CappedLru), but those leave first that the fewest steps have wanted since they came; ties by
 /// the last step that did. A block that many steps want outlives a stretch of steps that do not; one that has just come
@@ -24,7 +26,7 @@ impl Default for Lfu {
 
 oasis_core::register! {
     kind: "lfu", about: "At most fetch_ratio x K admissions a step, least often wanted residents leave",
-    device_code: false,
+    device_code: true,
     impl SelectorSpec for Lfu {
         fn build(&self) -> Result<Box<dyn Selector>, SpecError> {
             check_ratio("fetch_ratio", self.fetch_ratio)?;
@@ -44,6 +46,10 @@ impl Selector for LfuSelector {
 
     fn plan(&mut self, batch: &SelectBatch<'_>, plan: &mut TransferPlan) {
         pair_by(batch, plan, |slots| self.cap(slots), least_often_wanted, |misses, _, _| misses.len());
+    }
+
+    fn device_code(&self) -> Option<DeviceCode> {
+        Some(DEVICE_CODE)
     }
 }
 

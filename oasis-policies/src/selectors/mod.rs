@@ -19,7 +19,7 @@ use oasis_core::policy::{DeviceCode, SelectBatch, SelectRequest, SpecError};
 use oasis_core::working_set::{Admission, BlockSet, HeadSet, RankedBlock, TransferPlan};
 
 /// The order of admissions and victims of the selectors that differ in nothing but the cap.
-const LRU_ORDER: DeviceCode = DeviceCode { name: "lru_order.cuh", source: include_str!("lru_order.cuh") };
+const LRU_ORDER: DeviceCode = DeviceCode::new("lru_order.cuh", include_str!("lru_order.cuh"));
 
 /// Admissions a KV head and step that a part of `budget` comes to: `max(1, floor(ratio * budget))`, none for a ratio of 0.
 fn cap_of(ratio: f64, budget: usize) -> usize {

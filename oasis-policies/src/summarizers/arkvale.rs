@@ -3,8 +3,10 @@
 use super::linear::{self, Floats};
 use super::{mean, quest};
 use oasis_core::geometry::HeadShape;
-use oasis_core::policy::{Aggregate, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
+use oasis_core::policy::{Aggregate, DeviceCode, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
 use serde::{Deserialize, Serialize};
+
+const DEVICE_CODE: DeviceCode = DeviceCode::new("arkvale.cuh", include_str!("arkvale.cuh"));
 
 /// Which volume stands for a block's keys. The centre of either is the middle of the smallest box around the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +17,7 @@ pub enum Volume {
     /// best of ArkVale's variants.
     CuboidMean,
     /// The smallest sphere around the centre with all keys in it: one row and the radius. The score `q . c + |q| r` is
-    /// an upper bound of `q . k`.
+    /// an upper bound of `q . k`. A GPU has no code for it: the host scores blocks.
     Sphere,
 }
 
@@ -39,7 +41,7 @@ impl Default for ArkVale {
 }
 
 oasis_core::register! {
-    kind: "arkvale", about: "A volume around a block's keys: a box of mean extent, or a sphere", device_code: false,
+    kind: "arkvale", about: "A volume around a block's keys: a box of mean extent, or a sphere", device_code: true,
     impl SummarizerSpec for ArkVale {
         fn build(&self, _shape: HeadShape) -> Result<Box<dyn Summarizer>, SpecError> {
             Ok(match self.volume {
@@ -94,6 +96,10 @@ impl Summarizer for CuboidMean {
 
     fn score(&self, shape: HeadShape, aggregate: Aggregate, tasks: &mut [ScoreTask<'_>]) {
         linear::score(shape, Floats(2 * shape.head_dim), aggregate, tasks, quest::expand);
+    }
+
+    fn device_code(&self) -> Option<DeviceCode> {
+        Some(DEVICE_CODE)
     }
 }
 

@@ -6,7 +6,7 @@ use oasis_core::policy::{Aggregate, DeviceCode, ScoreTask, SpecError, SummarizeT
 use pulp::{Arch, NullaryFnOnce};
 use serde::{Deserialize, Serialize};
 
-const DEVICE_CODE: DeviceCode = DeviceCode { name: "mean.cuh", source: include_str!("mean.cuh") };
+const DEVICE_CODE: DeviceCode = DeviceCode::new("mean.cuh", include_str!("mean.cuh"));
 
 /// One row, the mean of a block's keys; the score is `q . mean`, the mean score of the block. Half the memory of
 /// [`Quest`](super::Quest), and blind to a single key that stands out.

@@ -6,7 +6,7 @@ use oasis_core::policy::{Aggregate, DeviceCode, ScoreTask, SpecError, SummarizeT
 use pulp::{Arch, NullaryFnOnce};
 use serde::{Deserialize, Serialize};
 
-const DEVICE_CODE: DeviceCode = DeviceCode { name: "quest.cuh", source: include_str!("quest.cuh") };
+const DEVICE_CODE: DeviceCode = DeviceCode::new("quest.cuh", include_str!("quest.cuh"));
 
 /// Row 0 is the coordinate-wise maximum of a block's keys, row 1 the minimum; the score `sum_d max(q_d max_d, q_d
 /// min_d)` is an upper bound of `q . k` over the block (Quest, arXiv 2406.10774).

@@ -3,8 +3,10 @@
 use super::linear::{self, Code};
 use super::quest;
 use oasis_core::geometry::HeadShape;
-use oasis_core::policy::{Aggregate, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
+use oasis_core::policy::{Aggregate, DeviceCode, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
 use serde::{Deserialize, Serialize};
+
+const DEVICE_CODE: DeviceCode = DeviceCode::new("quest_fp8.cuh", include_str!("quest_fp8.cuh"));
 
 /// The rows of [`Quest`](super::Quest) in e4m3 (OCP 8-bit floating point, 1.0) with a power of two a row as their scale:
 /// `head_dim + 4` bytes a row instead of `4 head_dim`. Maxima are rounded up and minima down, so that the score remains
@@ -18,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub struct QuestFp8 {}
 
 oasis_core::register! {
-    kind: "quest-fp8", about: "quest with bounds in 8 bits, rounded outwards: still an upper bound", device_code: false,
+    kind: "quest-fp8", about: "quest with bounds in 8 bits, rounded outwards: still an upper bound", device_code: true,
     impl SummarizerSpec for QuestFp8 {
         fn build(&self, _shape: HeadShape) -> Result<Box<dyn Summarizer>, SpecError> {
             Ok(Box::new(QuestFp8Summarizer))
@@ -53,6 +55,14 @@ impl Summarizer for QuestFp8Summarizer {
 
     fn score(&self, shape: HeadShape, aggregate: Aggregate, tasks: &mut [ScoreTask<'_>]) {
         linear::score(shape, E4m3 { head_dim: shape.head_dim }, aggregate, tasks, quest::expand);
+    }
+
+    fn device_code(&self) -> Option<DeviceCode> {
+        Some(DEVICE_CODE)
+    }
+
+    fn device_bytes(&self, shape: HeadShape) -> usize {
+        2 * (shape.head_dim + 2)
     }
 }
 

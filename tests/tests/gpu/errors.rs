@@ -4,7 +4,7 @@ use crate::{NEAR, Scene};
 use half::bf16;
 use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::ids::{RequestId, TokenId};
-use oasis_cuda::compile::SourceFile;
+use oasis_core::policy::DeviceCode;
 use oasis_cuda::executor::Residency;
 use oasis_models::weights::MatrixData;
 use oasis_tests::gpu::{self, Setup, Speech, Twin, assert_nothing_held, step_all};
@@ -96,8 +96,7 @@ pub fn a_request_without_numbers_ends_alone_and_leaves_no_trace(scene: &Scene) {
 }
 
 pub fn device_code_that_does_not_compile_names_its_line(scene: &Scene) {
-    let broken =
-        SourceFile { name: "mine.cuh", text: "struct Summarizer {\n    static constexpr int kRows = one;\n};\n" };
+    let broken = DeviceCode::new("mine.cuh", "struct Summarizer {\n    static constexpr int kRows = one;\n};\n");
     let mut options = Setup::sparse(4, &[], 1, 100).options(&scene.tiny.spec);
     let Residency::Sparse(sparse) = &mut options.residency else { unreachable!("asked for above") };
     sparse.summarizer = Some(broken);

@@ -39,6 +39,7 @@ macro_rules! tests {
 
 const TESTS: &[(&str, Test)] = &tests![
     parity::oasis_tiny_says_what_it_says_on_the_cpu,
+    parity::other_policies_say_what_they_say_on_the_cpu,
     parity::answers_are_those_of_the_cpu,
     parity::other_shapes_say_what_they_say_on_the_cpu,
     parity::smollm2_says_what_it_says_on_the_cpu,

@@ -14,21 +14,22 @@ use oasis_tests::synthetic::{self, Shape};
 /// Blocks per KV head: fewer than most contexts have.
 const BUDGET: usize = 24;
 
-/// Ways to decode, by the predictor.
+/// Ways to decode, by settings with spaces between them; none is dense.
 const KINDS: [Option<&str>; 4] =
     [None, Some("predictor.kind=draft-query"), Some("predictor.kind=last-query"), Some("predictor.kind=exact")];
 
 /// Compares all kinds over prompts. How far rounding carries a model depends on the model and on the text: small models
 /// of long contexts answer a disturbance of 2^-8 with logits that are off by a tenth of their spread and more. So the
 /// measure of what is rounding is the CPU with disturbed weights: the GPU may be off by twice as much.
-fn check(scene: &Scene, name: &str, model: &Twin, prompts: &[Vec<TokenId>], tokens: usize) {
+fn check(scene: &Scene, name: &str, model: &Twin, kinds: &[Option<&str>], prompts: &[Vec<TokenId>], tokens: usize) {
     let longest = prompts.iter().map(Vec::len).max().expect("a prompt") + tokens;
     let disturbed = model.disturbed();
     let read = |model| prompts.iter().map(|prompt| read(model, prompt, 512)).collect::<Vec<_>>();
     let (states, disturbed_states) = (read(&model.cpu), read(&disturbed));
     let mut bad = Vec::new();
-    for kind in KINDS {
-        let settings: Vec<&str> = kind.into_iter().chain(["selector.fetch_ratio=0.25"]).collect();
+    for &kind in kinds {
+        let settings: Vec<&str> =
+            kind.into_iter().flat_map(|kind| kind.split(' ')).chain(["selector.fetch_ratio=0.25"]).collect();
         let cpu = |model| match kind {
             None => dense(model, 512),
             Some(_) => models::sparse(model, BUDGET, &settings, Tracer::default()),
@@ -62,7 +63,19 @@ fn check(scene: &Scene, name: &str, model: &Twin, prompts: &[Vec<TokenId>], toke
 pub fn oasis_tiny_says_what_it_says_on_the_cpu(scene: &Scene) {
     let long = scene.prompts.tasks().iter().position(|task| task.length == 16_384).expect("a long task");
     let prompts = [1, 15, 16, 17, 300, 2_100, 4_096, 8_000].map(|tokens| scene.prompts.prose(tokens, long));
-    check(scene, "oasis-tiny", &scene.tiny, &prompts, 70);
+    check(scene, "oasis-tiny", &scene.tiny, &KINDS, &prompts, 70);
+}
+
+pub fn other_policies_say_what_they_say_on_the_cpu(scene: &Scene) {
+    let kinds = [
+        "predictor.kind=draft-query summarizer.kind=quest-fp8",
+        "predictor.kind=exact summarizer.kind=arkvale predictor.sinks=1 predictor.recent=2",
+        "predictor.kind=last-query selector.kind=lfu",
+        "predictor.kind=draft-query selector.kind=hysteresis selector.margin=0.2",
+        "predictor.kind=streaming-llm",
+    ];
+    let prompts = [1, 300, 2_100, 4_096].map(|tokens| scene.prompts.prose(tokens, 3));
+    check(scene, "oasis-tiny", &scene.tiny, &kinds.map(Some), &prompts, 70);
 }
 
 /// Answers to questions that the model is trained for, word for word: there it is sure of every token.
@@ -115,7 +128,8 @@ pub fn other_shapes_say_what_they_say_on_the_cpu(scene: &Scene) {
         let random = &mut Random::new(seed as u64 + 9);
         let prompts = [1, 31, 64, 600].map(|n| (0..n).map(|_| TokenId::from(random.below(vocab))).collect::<Vec<_>>());
         let name = format!("{} x {} heads of {}", shape.q_heads, shape.kv_heads, shape.head_dim);
-        check(scene, &name, &model, &prompts, 66);
+        check(scene, &name, &model, &KINDS, &prompts, 66);
+        check(scene, &name, &model, &[Some("predictor.kind=draft-query summarizer.kind=quest-fp8")], &prompts, 66);
     }
 }
 
@@ -126,7 +140,7 @@ pub fn smollm2_says_what_it_says_on_the_cpu(scene: &Scene) {
     let text = &scene.prompts.tasks()[1].question;
     let ids = checkpoint::open(&path).unwrap().tokenizer().unwrap().encode_prompt(text).unwrap();
     let prompts = [1, 17, 300, 2_100].map(|tokens| ids[..tokens].iter().copied().map(TokenId).collect::<Vec<_>>());
-    check(scene, "SmolLM2-135M", &model, &prompts, 66);
+    check(scene, "SmolLM2-135M", &model, &KINDS, &prompts, 66);
 }
 
 pub fn a_budget_of_all_blocks_is_dense(scene: &Scene) {

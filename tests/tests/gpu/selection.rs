@@ -3,7 +3,7 @@
 use crate::Scene;
 use oasis_core::config::{Layer, Resolved};
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId, SlotId, Step};
-use oasis_core::policy::{SelectBatch, SelectRequest, Selector};
+use oasis_core::policy::{Kept, SelectBatch, SelectRequest, Selector};
 use oasis_core::working_set::{Admission, Ranking, TransferPlan, WorkingSet, top_k};
 use oasis_cuda::executor::Selection;
 use oasis_tests::gpu::{Setup, step_all};
@@ -16,13 +16,16 @@ const TOKENS: usize = 90;
 struct Oracle {
     set: WorkingSet,
     selector: Box<dyn Selector>,
+    kept: Kept,
 }
 
 impl Oracle {
     fn select(&mut self, scores: &[Vec<f32>], completed: Option<usize>, step: Step) {
         let mut want = Ranking::new(1, scores.len());
         for (head, scores) in scores.iter().enumerate() {
-            want.set(0, KvHead::from(head), top_k(scores, BUDGET));
+            let mut scores = scores.clone();
+            self.kept.raise(BUDGET, &mut scores);
+            want.set(0, KvHead::from(head), top_k(&scores, BUDGET));
         }
         let mut plan = TransferPlan::new(1, scores.len());
         if self.set.is_empty() {
@@ -73,19 +76,27 @@ impl Oracle {
 }
 
 pub fn every_selection_follows_the_rules_of_the_working_set(scene: &Scene) {
-    let policies: [&[&str]; 6] = [
+    let policies: [&[&str]; 13] = [
         &["predictor.kind=draft-query", "selector.fetch_ratio=0.25"],
         &["predictor.kind=draft-query", "selector.kind=fetch-all", "summarizer.kind=mean"],
         &["predictor.kind=last-query", "selector.fetch_ratio=0.1"],
         &["predictor.kind=last-query", "selector.kind=static"],
         &["predictor.kind=exact", "selector.fetch_ratio=0.25"],
         &["predictor.kind=exact", "selector.kind=fetch-all"],
+        &["predictor.kind=draft-query", "selector.kind=lfu", "selector.fetch_ratio=0.25", "summarizer.kind=quest-fp8"],
+        &["predictor.kind=exact", "selector.kind=lfu", "selector.fetch_ratio=0.1", "predictor.recent=2"],
+        &["predictor.kind=last-query", "selector.kind=hysteresis", "selector.fetch_ratio=0.5", "selector.margin=0.3"],
+        &["predictor.kind=exact", "selector.kind=hysteresis", "selector.fetch_ratio=1.0", "predictor.sinks=1"],
+        &["predictor.kind=draft-query", "selector.kind=fetch-all", "predictor.sinks=2", "predictor.recent=20"],
+        &["predictor.kind=last-query", "selector.fetch_ratio=0.25", "predictor.recent=3", "summarizer.kind=arkvale"],
+        &["predictor.kind=streaming-llm", "selector.fetch_ratio=0.25"],
     ];
     // One that begins without a block, and one that completes a block in its first step, among others.
     let prompts = [700, 9, 47, 320].map(|tokens| scene.prompts.prose(tokens, 6));
     for settings in policies {
         let layers: Vec<Layer> = settings.iter().map(|s| Layer::assignment("--set", s).unwrap()).collect();
-        let spec = Resolved::new(&layers).unwrap().config.selector;
+        let config = Resolved::new(&layers).unwrap().config;
+        let kept = config.predictor.build().unwrap().by_score().expect("a predictor that ranks by score").kept;
         let mut executor = Setup::sparse(BUDGET, settings, 4, 1_000).start(&scene.device, &scene.tiny);
         let (kv_heads, model_layers) = (scene.tiny.spec.kv_heads, scene.tiny.spec.layers);
         let lag = usize::from(settings[0].ends_with("exact"));
@@ -94,7 +105,8 @@ pub fn every_selection_follows_the_rules_of_the_working_set(scene: &Scene) {
             .zip(&prompts)
             .map(|(id, prompt)| (id, vec![start(&mut executor, id, prompt, TOKENS)]))
             .collect();
-        let oracle = || Oracle { set: WorkingSet::new(kv_heads, BUDGET), selector: spec.build().unwrap() };
+        let oracle =
+            || Oracle { set: WorkingSet::new(kv_heads, BUDGET), selector: config.selector.build().unwrap(), kept };
         let mut oracles: Vec<Vec<Oracle>> =
             prompts.iter().map(|_| (0..model_layers).map(|_| oracle()).collect()).collect();
         let mut full = 0;
