@@ -10,8 +10,8 @@ mod selector;
 mod summarizer;
 
 pub use predictor::{
-    Correction, Kept, PredictBatch, PredictRequest, Predictor, PredictorSpec, QuerySource, ScoreRanking, rank_adjusted,
-    rank_by_score,
+    Correction, HashSeed, Kept, PredictBatch, PredictRequest, Predictor, PredictorSpec, QuerySource, ScoreRanking,
+    ScoreSource, rank_adjusted, rank_by_score,
 };
 pub use selector::{LinkRate, SelectBatch, SelectRequest, Selector, SelectorSpec};
 pub use summarizer::{Aggregate, ScoreTask, SummarizeTask, Summarizer, SummarizerSpec};

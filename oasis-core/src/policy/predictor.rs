@@ -78,11 +78,50 @@ impl Kept {
     }
 }
 
+/// Seed of scores that are a hash, for a choice at random that is the same in every executor with the same queries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HashSeed(pub u64);
+
+impl HashSeed {
+    /// The seed of one layer.
+    pub fn of_layer(self, layer: LayerId) -> u64 {
+        mix(self.0 ^ mix(u64::from(layer.0)))
+    }
+
+    /// Writes the scores of one head's blocks, `[blocks]`, which depend on the bits of its `query`, `[group][head_dim]`.
+    /// Device kernels must reproduce it.
+    pub fn score(self, layer: LayerId, head: KvHead, query: &[f32], scores: &mut [f32]) {
+        let start = mix(self.of_layer(layer) ^ head.index() as u64);
+        let start = query.iter().fold(start, |hash, q| mix(hash ^ u64::from(q.to_bits())));
+        for (block, score) in (0..).zip(scores) {
+            // Of 24 bits each, so that a float holds them exactly.
+            *score = (mix(start ^ block) >> 40) as f32;
+        }
+    }
+}
+
+/// SplitMix64: one step of the generator that `x` is the state of.
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Where the scores of a ranking come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScoreSource {
+    /// The summarizer; the scores of a group are joined.
+    Summaries(Aggregate),
+    /// A hash.
+    Hash(HashSeed),
+}
+
 /// A ranking by score that a device can make by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScoreRanking {
-    /// How the scores of a group are joined.
-    pub aggregate: Aggregate,
+    /// Where the scores come from.
+    pub scores: ScoreSource,
     /// Blocks that come before all others.
     pub kept: Kept,
 }
@@ -119,8 +158,8 @@ pub trait Predictor: Send {
     /// Whose query the ranking is made with.
     fn query_source(&self) -> QuerySource;
 
-    /// The ranking, where it is the usual one: [`rank_adjusted`] by [`Kept::raise`], made once a layer and step with a query
-    /// of that layer. A device then makes it by itself.
+    /// The ranking, where it is one that a device can make by itself: the K best scores after [`Kept::raise`], made once a
+    /// layer and step with a query of that layer.
     fn by_score(&self) -> Option<ScoreRanking> {
         None
     }

@@ -3,9 +3,10 @@
 use crate::rig::{Outcome, Rig, name, poisoned, starts};
 use crate::summaries::{Form, forms};
 use half::bf16;
-use oasis_core::policy::SummarizerSpec;
+use oasis_core::ids::{KvHead, LayerId};
+use oasis_core::policy::{HashSeed, SummarizerSpec};
 use oasis_cuda::device::{DeviceBuffer, DeviceError, Kernel};
-use oasis_cuda::kernels::{Scan, ScanParams};
+use oasis_cuda::kernels::{HashScores, HashScoresParams, Scan, ScanParams};
 use oasis_cuda::layout::{scale_offset, tile_bytes};
 use oasis_policies::summarizers::{Mean, Quest, QuestFp8};
 use rayon::prelude::*;
@@ -132,7 +133,42 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
             }
         }
     }
-    check_nan(rig)
+    check_nan(rig)?;
+    check_hash(rig)
+}
+
+/// Scores that are a hash, against oasis-core's.
+fn check_hash(rig: &mut Rig) -> Outcome<()> {
+    let (seed, layer, blocks, stride) = (HashSeed(rig.seed), LayerId(7), [0, 1, 700, 33], 704);
+    for (head_dim, group, queries, kv_heads) in [(128, 4, 2, 2), (64, 3, 1, 3)] {
+        let shape = HashScores { head_dim, group, queries, query: queries - 1 };
+        let width = group * head_dim;
+        let q = rig.random.bf16s(blocks.len() * queries * kv_heads * width);
+        let (d_q, d_blocks) = (rig.device.upload(&q)?, rig.device.upload(&blocks)?);
+        let d_scores: DeviceBuffer<f32> = poisoned(&rig.device, blocks.len() * kv_heads * stride)?;
+        let params = HashScoresParams {
+            q: d_q.address(),
+            blocks: d_blocks.address(),
+            scores: d_scores.address(),
+            seed: seed.of_layer(layer),
+            kv_heads: kv_heads as i32,
+            stride: stride as i32,
+        };
+        let kernel = rig.device.load(&rig.compiler, &shape)?;
+        // SAFETY: the buffers have the sizes that the shape asks for.
+        unsafe { kernel.launch(&rig.stream, (kv_heads as u32, blocks.len() as u32), &params)? };
+        let mut want = vec![f32::from_bits(u32::MAX); d_scores.len()];
+        for (request, head) in (0..blocks.len()).flat_map(|request| (0..kv_heads).map(move |head| (request, head))) {
+            let row = ((request * queries + queries - 1) * kv_heads + head) * width;
+            let query: Vec<f32> = q[row..][..width].iter().map(|q| q.to_f32()).collect();
+            let scores = &mut want[(request * kv_heads + head) * stride..][..blocks[request] as usize];
+            seed.score(layer, KvHead::from(head), &query, scores);
+        }
+        let bits = |scores: &[f32]| scores.iter().map(|score| score.to_bits()).collect::<Vec<_>>();
+        let what = format!("d {head_dim} group {group}");
+        rig.same(name::<HashScores>(&what), &bits(&d_scores.read()?), &bits(&want));
+    }
+    Ok(())
 }
 
 /// Packed rows that hold a NaN or an infinite key give NaN, and no other block does.

@@ -1,7 +1,7 @@
 //! What an executor is made of.
 
 use crate::layout::BLOCK_TOKENS;
-use oasis_core::policy::{Aggregate, DeviceCode, QuerySource, ScoreRanking};
+use oasis_core::policy::{Aggregate, DeviceCode, HashSeed, QuerySource, ScoreRanking, ScoreSource};
 
 /// How much of the KV cache stays on the device.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,7 +51,7 @@ pub enum Bridge {
 impl SparseOptions {
     /// What the host must do, as not all policies have device code.
     pub fn bridge(&self) -> Option<Bridge> {
-        let ranks = self.scoring().is_some() || self.keeps_only();
+        let ranks = self.scoring().is_some() || self.hash().is_some() || self.keeps_only();
         match (ranks, self.selector) {
             (false, _) => Some(Bridge::Prediction),
             (true, None) => Some(Bridge::Selection),
@@ -65,10 +65,25 @@ impl SparseOptions {
         self.ranking.is_some_and(|ranking| ranking.kept.fill(self.budget_blocks))
     }
 
-    /// Device code of the summarizer and how scores are joined, where the device scores blocks.
+    /// Where the device's scores come from, if they are needed.
+    fn scores(&self) -> Option<ScoreSource> {
+        self.ranking.filter(|_| !self.keeps_only()).map(|ranking| ranking.scores)
+    }
+
+    /// Device code of the summarizer and how scores are joined, where the device scores blocks by their summaries.
     pub fn scoring(&self) -> Option<(DeviceCode, Aggregate)> {
-        let ranking = self.ranking.filter(|_| !self.keeps_only());
-        self.summarizer.zip(ranking.map(|ranking| ranking.aggregate))
+        match self.scores()? {
+            ScoreSource::Summaries(aggregate) => Some((self.summarizer?, aggregate)),
+            ScoreSource::Hash(_) => None,
+        }
+    }
+
+    /// Seed of scores that are a hash.
+    pub fn hash(&self) -> Option<HashSeed> {
+        match self.scores()? {
+            ScoreSource::Summaries(_) => None,
+            ScoreSource::Hash(seed) => Some(seed),
+        }
     }
 
     /// Bytes of a block's summary, where the device keeps any.

@@ -6,8 +6,8 @@ use super::plan::Extent;
 use crate::compile::Compiler;
 use crate::device::{Device, DeviceError, Kernel};
 use crate::kernels::{
-    Activation, AddNorm, Append, AppendPrompt, Attention, Embed, Filter, Gather, PrefillAttention, Sample, Scan,
-    Schedule, Select, Taps,
+    Activation, AddNorm, Append, AppendPrompt, Attention, Embed, Filter, Gather, HashScores, PrefillAttention, Sample,
+    Scan, Schedule, Select, Taps,
 };
 use oasis_core::policy::{Aggregate, DeviceCode, QuerySource};
 use oasis_models::draft::Eagle3Spec;
@@ -25,8 +25,10 @@ pub(super) struct LayerPrograms {
 
 /// Kernels of sparse decoding.
 pub(super) struct SparsePrograms {
-    /// `None` where the host ranks.
+    /// `None` where there is nothing to score, or where the host ranks.
     pub scan: Option<Kernel<Scan>>,
+    /// Where scores are a hash.
+    pub hash: Option<Kernel<HashScores>>,
     /// `None` where the host selects.
     pub select: Option<Kernel<Select>>,
     pub gather: Kernel<Gather>,
@@ -88,6 +90,7 @@ impl Programs {
                     let max = aggregate == Aggregate::Max;
                     Scan { head_dim, group, queries, query, max, stages: Scan::stages(bytes), summarizer, bytes }
                 });
+                let hash = sparse.hash().map(|_| HashScores { head_dim, group, queries, query });
                 let too_long = || {
                     DeviceError::new(
                         format!("preparing selection over {blocks} blocks"),
@@ -102,6 +105,7 @@ impl Programs {
                 let super::options::GatherOptions { stages, stores, .. } = sparse.gather;
                 Some(SparsePrograms {
                     scan: scan.map(|scan| device.load(compiler, &scan)).transpose()?,
+                    hash: hash.map(|hash| device.load(compiler, &hash)).transpose()?,
                     select: select.map(|select| device.load(compiler, &select)).transpose()?,
                     gather: device.load(compiler, &Gather { head_dim, stages, stores })?,
                     full: device.load(compiler, &Attention { head_dim, group, queries, paged: true, stages: 2 })?,

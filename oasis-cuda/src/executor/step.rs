@@ -16,11 +16,12 @@ use super::sampling::Choice;
 use crate::device::{DeviceError, Stream};
 use crate::gemm::Output;
 use crate::kernels::{
-    ActivationParams, AddNormParams, Address, AppendParams, AttentionParams, EmbedParams, GatherParams, ScanParams,
-    ScheduleParams, SelectParams, StepInput, TapsParams,
+    ActivationParams, AddNormParams, Address, AppendParams, AttentionParams, EmbedParams, GatherParams,
+    HashScoresParams, ScanParams, ScheduleParams, SelectParams, StepInput, TapsParams,
 };
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
 use crate::model::{DeviceAttention, DeviceMlp, DeviceVector};
+use oasis_core::ids::LayerId;
 use oasis_core::pipeline::Track;
 use oasis_core::policy::QuerySource;
 
@@ -566,11 +567,32 @@ impl Parts {
             kv_heads: spec.kv_heads as i32,
             max_tiles: tiles as i32,
         };
-        // Where there is no scan, the host ranks.
+        if programs.hash.is_some() {
+            return self.hash_scores(stages, &params, stream);
+        }
+        // Where there is no scan, the host ranks, or no score is asked for.
         let Some(kernel) = &programs.scan else { return Ok(()) };
         // SAFETY: summaries and scores are sized for all rows and the longest context.
         self.span(stream, Track::Predict, "scan", layer, || unsafe {
             kernel.launch(stream, (self.attention_ctas(scope), 1), &params)
+        })
+    }
+
+    /// Scores that are a hash, in place of a scan.
+    fn hash_scores(&self, stages: Stages<'_>, scan: &ScanParams, stream: &Stream) -> Result<(), DeviceError> {
+        let Residency::Sparse(options) = &self.options.residency else { return Ok(()) };
+        let (Some(kernel), Some(seed)) = (&stages.programs.hash, options.hash()) else { return Ok(()) };
+        let params = HashScoresParams {
+            q: scan.q,
+            blocks: scan.blocks,
+            scores: scan.scores,
+            seed: seed.of_layer(LayerId::from(stages.layer)),
+            kv_heads: scan.kv_heads,
+            stride: scan.max_tiles * BLOCK_TOKENS as i32,
+        };
+        // SAFETY: scores are sized for all rows and the longest context.
+        self.span(stream, Track::Predict, "scan", stages.layer, || unsafe {
+            kernel.launch(stream, (scan.kv_heads as u32, scan.requests as u32), &params)
         })
     }
 

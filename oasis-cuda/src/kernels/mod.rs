@@ -6,6 +6,7 @@
 mod append;
 mod attention;
 mod experts;
+mod hash;
 mod prefill;
 mod rowwise;
 mod sample;
@@ -19,6 +20,7 @@ pub use experts::{
     Combine, CombineParams, ExpertLayer, ExpertParams, ExpertStream, ExpertTiles, Route, RouteParams, SortPairs,
     SortPairsParams,
 };
+pub use hash::{HashScores, HashScoresParams};
 pub use prefill::{PrefillAttention, PrefillAttentionParams};
 pub use rowwise::{
     Activation, ActivationParams, AddNorm, AddNormParams, Embed, EmbedParams, RandomWeights, RandomWeightsParams,
@@ -141,6 +143,7 @@ pub(crate) fn catalogue() -> Vec<Unit> {
                 for paged in [false, true] {
                     units.push(Attention { head_dim, group, queries, paged, stages: 2 }.unit());
                 }
+                units.push(HashScores { head_dim, group, queries, query: queries - 1 }.unit());
                 for (summarizer, bytes) in summarizers.iter().copied() {
                     let (query, stages) = (queries - 1, Scan::stages(bytes));
                     units.push(

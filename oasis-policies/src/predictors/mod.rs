@@ -17,7 +17,7 @@ pub use random::Random;
 pub use streaming_llm::StreamingLlm;
 
 use oasis_core::policy::{
-    Aggregate, Correction, Kept, PredictBatch, Predictor, QuerySource, ScoreRanking, rank_adjusted,
+    Aggregate, Correction, Kept, PredictBatch, Predictor, QuerySource, ScoreRanking, ScoreSource, rank_adjusted,
 };
 use oasis_core::working_set::Ranking;
 
@@ -44,7 +44,7 @@ impl Predictor for ScoreRanker {
 
     fn by_score(&self) -> Option<ScoreRanking> {
         let is_usual = self.correction.is_none() && self.source != QuerySource::PreviousLayer;
-        is_usual.then_some(ScoreRanking { aggregate: self.aggregate, kept: self.kept })
+        is_usual.then_some(ScoreRanking { scores: ScoreSource::Summaries(self.aggregate), kept: self.kept })
     }
 
     fn correction(&self) -> Option<Correction> {

@@ -1,7 +1,9 @@
 //! `random`: the floor that every prediction must beat.
 
 use oasis_core::ids::KvHead;
-use oasis_core::policy::{PredictBatch, Predictor, PredictorSpec, QuerySource, SpecError};
+use oasis_core::policy::{
+    HashSeed, Kept, PredictBatch, Predictor, PredictorSpec, QuerySource, ScoreRanking, ScoreSource, SpecError,
+};
 use oasis_core::working_set::{Ranking, top_k};
 use serde::{Deserialize, Serialize};
 
@@ -17,16 +19,16 @@ pub struct Random {
 }
 
 oasis_core::register! {
-    kind: "random", about: "K random blocks, anew each step: the floor of quality", device_code: false,
+    kind: "random", about: "K random blocks, anew each step: the floor of quality", device_code: true,
     impl PredictorSpec for Random {
         fn build(&self) -> Result<Box<dyn Predictor>, SpecError> {
-            Ok(Box::new(RandomRanker { seed: self.seed }))
+            Ok(Box::new(RandomRanker { seed: HashSeed(self.seed) }))
         }
     }
 }
 
 struct RandomRanker {
-    seed: u64,
+    seed: HashSeed,
 }
 
 impl Predictor for RandomRanker {
@@ -34,28 +36,21 @@ impl Predictor for RandomRanker {
         QuerySource::Current
     }
 
+    fn by_score(&self) -> Option<ScoreRanking> {
+        Some(ScoreRanking { scores: ScoreSource::Hash(self.seed), kept: Kept::default() })
+    }
+
     fn predict(&mut self, batch: &PredictBatch<'_>, ranking: &mut Ranking) {
         let head_query = batch.shape.group * batch.shape.head_dim;
-        let seed = mix(self.seed ^ mix(u64::from(batch.layer.0)));
         for (index, request) in batch.requests.iter().enumerate() {
-            for head in 0..ranking.kv_heads() {
-                let query = &request.query[head * head_query..][..head_query];
-                let start = query.iter().fold(mix(seed ^ head as u64), |hash, q| mix(hash ^ u64::from(q.to_bits())));
-                // Of 24 bits each, so that a float holds them exactly.
-                let scores: Vec<f32> =
-                    (0..request.blocks).map(|block| (mix(start ^ block as u64) >> 40) as f32).collect();
-                ranking.set(index, KvHead::from(head), top_k(&scores, batch.budget));
+            let mut scores = vec![0.0; request.blocks];
+            for (head, query) in request.query.chunks_exact(head_query).enumerate() {
+                let head = KvHead::from(head);
+                self.seed.score(batch.layer, head, query, &mut scores);
+                ranking.set(index, head, top_k(&scores, batch.budget));
             }
         }
     }
-}
-
-/// SplitMix64: one step of the generator that `x` is the state of.
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use oasis_core::ids::KvHead;
 use oasis_core::policy::{
-    Aggregate, Kept, PredictBatch, Predictor, PredictorSpec, QuerySource, ScoreRanking, SpecError,
+    Aggregate, Kept, PredictBatch, Predictor, PredictorSpec, QuerySource, ScoreRanking, ScoreSource, SpecError,
 };
 use oasis_core::working_set::{Ranking, top_k};
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ impl Predictor for Window {
 
     /// Kept blocks fill every budget, so that no score is ever asked for.
     fn by_score(&self) -> Option<ScoreRanking> {
-        Some(ScoreRanking { aggregate: Aggregate::Sum, kept: self.kept })
+        Some(ScoreRanking { scores: ScoreSource::Summaries(Aggregate::Sum), kept: self.kept })
     }
 
     fn predict(&mut self, batch: &PredictBatch<'_>, ranking: &mut Ranking) {

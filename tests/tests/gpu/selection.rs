@@ -76,7 +76,7 @@ impl Oracle {
 }
 
 pub fn every_selection_follows_the_rules_of_the_working_set(scene: &Scene) {
-    let policies: [&[&str]; 13] = [
+    let policies: [&[&str]; 14] = [
         &["predictor.kind=draft-query", "selector.fetch_ratio=0.25"],
         &["predictor.kind=draft-query", "selector.kind=fetch-all", "summarizer.kind=mean"],
         &["predictor.kind=last-query", "selector.fetch_ratio=0.1"],
@@ -90,6 +90,7 @@ pub fn every_selection_follows_the_rules_of_the_working_set(scene: &Scene) {
         &["predictor.kind=draft-query", "selector.kind=fetch-all", "predictor.sinks=2", "predictor.recent=20"],
         &["predictor.kind=last-query", "selector.fetch_ratio=0.25", "predictor.recent=3", "summarizer.kind=arkvale"],
         &["predictor.kind=streaming-llm", "selector.fetch_ratio=0.25"],
+        &["predictor.kind=random", "predictor.seed=5", "selector.fetch_ratio=0.5"],
     ];
     // One that begins without a block, and one that completes a block in its first step, among others.
     let prompts = [700, 9, 47, 320].map(|tokens| scene.prompts.prose(tokens, 6));
