@@ -67,6 +67,7 @@ DEVICE void summarise(const Params& p, i32 pair, i32 block, const u8* entry, con
     u8* const tile = p.summaries + ((u64)pair * p.max_tiles + block / kBlock) * kTileBytes;
 #pragma unroll
     for (int part = 0; part < kRows; part++) store_row(tile, block % kBlock, part, rows[part]);
+    store_side(tile, block % kBlock, rows, [&](int token) { return keys[token]; });
 }
 
 extern "C" __global__ void __launch_bounds__(128) append_tokens(const __grid_constant__ Params p) {

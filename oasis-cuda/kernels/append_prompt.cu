@@ -35,9 +35,9 @@ DEVICE void summarise_at(const float (*keys)[HEAD_DIM], i32 d, float (&rows)[kRo
 // Summary of a block whose keys are `keys`: one coordinate a thread, or one row a warp where a row is packed as a whole.
 DEVICE void summarise(const Params& p, i32 head, i32 block, const float (*keys)[HEAD_DIM]) {
     u8* const tile = p.summaries + ((u64)head * p.max_tiles + block / kBlock) * kTileBytes;
+    const i32 warp = threadIdx.x >> 5, d = (threadIdx.x & 31) * kPer;
     float rows[kRows];
     if constexpr (kPacked) {
-        const i32 warp = threadIdx.x >> 5, d = (threadIdx.x & 31) * kPer;
 #pragma unroll
         for (int part = 0; part < kRows; part++) {
             if (warp != part) continue;
@@ -56,6 +56,29 @@ DEVICE void summarise(const Params& p, i32 head, i32 block, const float (*keys)[
 #pragma unroll
         for (int part = 0; part < kRows; part++)
             *reinterpret_cast<u16*>(tile + summary_offset(block % kBlock, part, threadIdx.x)) = bf16_bits(rows[part]);
+    }
+    if (kSided && warp == 0) {
+        Head heads[kRows];
+#pragma unroll
+        for (int i = 0; i < kPer; i++) {
+            float low[kRows], high[kRows];
+            summarise_at(keys, d + i, low);
+            summarise_at(keys, kHalf + d + i, high);
+#pragma unroll
+            for (int part = 0; part < kRows; part++) {
+                heads[part].low[i] = low[part];
+                heads[part].high[i] = high[part];
+            }
+        }
+        store_side(tile, block % kBlock, heads, [&](int token) {
+            Head key;
+#pragma unroll
+            for (int i = 0; i < kPer; i++) {
+                key.low[i] = keys[token][d + i];
+                key.high[i] = keys[token][kHalf + d + i];
+            }
+            return key;
+        });
     }
 }
 

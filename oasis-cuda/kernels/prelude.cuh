@@ -23,6 +23,17 @@
 //       static __device__ float scale(float largest);  // of a row with this largest magnitude; rounded to bf16
 //       static __device__ unsigned code(int row, float value, float scale);  // code of value / scale
 //
+// Optional, for a float beside the rows of a block that comes from whole keys; it adds side * weight to the score:
+//
+//       static constexpr int kSums = 1;                       // sums over the coordinates of a key
+//       static __device__ void measure(float key, const float (&rows)[kRows], float (&terms)[kSums]);  // their terms
+//       static __device__ float side_start();                                          // before the first key
+//       static __device__ float side_next(float value, const float (&sums)[kSums]);    // after a key
+//       static __device__ float side_end(float value);                                 // of a complete block
+//       static __device__ float weight(float square);  // of a query whose coordinates' squares add up to this
+//
+// Rows are as they are stored there: rounded to bf16.
+//
 // A selector, its orders as unsigned 64-bit keys:
 //
 //   struct Selector {
@@ -39,7 +50,8 @@
 //       // wanted (negative infinity where none is finite).
 //       static __device__ bool gains(float score, float best, float worst);
 //
-// A score of a block that is wanted whatever its score is infinite. A policy's constant (DeviceCode::constant) is a macro.
+// A score of a block that is wanted whatever its score is infinite. A policy's setting is the macro
+// POLICY_CONSTANT (DeviceCode::constant), an unsigned 64-bit integer; of a float, its bits.
 #pragma once
 #define OASIS_PRELUDE_VERSION 1
 

@@ -54,6 +54,33 @@ DEVICE void load_queries(const Params& p, const Cursor& at, u32 (&q)[kGroups][kS
     }
 }
 
+// What the numbers beside a block's rows count for the query heads of a lane's columns.
+template <class S = Summarizer> DEVICE void load_weights(const Params& p, const Cursor& at, float (&weights)[kGroups][2]) {
+    if constexpr (kHasSide<S>) {
+        const int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int g = 0; g < kGroups; g++) {
+            const int head = g * 8 + (lane >> 2);
+            const u64 row = (u64)(at.request * QUERIES + QUERY) * p.kv_heads * GROUP + at.head * GROUP + head;
+            const u32* source = reinterpret_cast<const u32*>(p.q + row * HEAD_DIM * 2) + (lane & 3);
+            float square = 0.0f;
+            // NaN is passed over.
+            auto add = [&](float q) { square += q == q ? q * q : 0.0f; };
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 8; i++) {
+                const u32 pair = head < GROUP ? __ldg(source + i * 4) : 0u;
+                add(bf16_low(pair));
+                add(bf16_high(pair));
+            }
+            square += __shfl_xor_sync(~0u, square, 1);
+            square += __shfl_xor_sync(~0u, square, 2);
+            const float weight = S::weight(square);
+#pragma unroll
+            for (int i = 0; i < 2; i++) weights[g][i] = __shfl_sync(~0u, weight, ((lane & 3) * 2 + i) * 4);
+        }
+    }
+}
+
 // Turns queries into f16 in place; gives what sums are to be multiplied by.
 DEVICE float turn_into_halves(u32 (&q)[kGroups][kSteps][2]) {
     float largest = 0.0f;
@@ -142,13 +169,14 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) scan_summaries(cons
 
     const u32 row = lane & 15, offset = row * kRowsBytes + (((lane >> 4) ^ (row & 7)) << 4);
     u32 q[kGroups][kSteps][2];
-    float inverse = 1.0f;
+    float inverse = 1.0f, weights[kGroups][2];
     i32 stage = 0, parity = 0, blocks = 0;
     bool fresh = true;
     while (true) {
         if (fresh) {
             load_queries(p, at, q);
             if constexpr (kPacked) inverse = turn_into_halves(q);
+            load_weights(p, at, weights);
             blocks = __ldg(p.blocks + at.request);
         }
         barrier_wait(shared_address(&barriers[warp][stage]), parity);
@@ -163,6 +191,12 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) scan_summaries(cons
                 for (int part = 0; part < kRows; part++)
                     scales[h][part] = bf16_float(*reinterpret_cast<const u16*>(
                         place + scale_offset((lane >> 2) + h * 8, part)));
+        }
+        float sides[2];
+        if constexpr (kSided) {
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                sides[h] = *reinterpret_cast<const float*>(place + side_offset((lane >> 2) + h * 8));
         }
         __syncwarp();
         copy_next(stage);
@@ -183,6 +217,7 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) scan_summaries(cons
                         if constexpr (kPacked) sum *= inverse * scales[h][0];
                         if constexpr (kPacked && kRows == 2) sum += sums[g][1][2 * h + i] * inverse * scales[h][1];
                         if constexpr (!kPacked) sum += sums[g][1][2 * h + i];
+                        if constexpr (kSided) sum += sides[h] * weights[g][i];
                         score = join(score, sum);
                     }
             score = join(score, __shfl_xor_sync(~0u, score, 1));

@@ -9,17 +9,20 @@ template <class S, class = void> constexpr bool kHasRows = false;
 template <class S> constexpr bool kHasRows<S, typename Exists<decltype(&S::rows)>::type> = true;
 template <class S, class = void> constexpr bool kHasCodes = false;
 template <class S> constexpr bool kHasCodes<S, typename Exists<decltype(&S::code)>::type> = true;
+template <class S, class = void> constexpr bool kHasSide = false;
+template <class S> constexpr bool kHasSide<S, typename Exists<decltype(&S::side_end)>::type> = true;
 
 constexpr int kRows = Summarizer::kRows;
-constexpr bool kPacked = kHasCodes<Summarizer>;
+constexpr bool kPacked = kHasCodes<Summarizer>, kSided = kHasSide<Summarizer>;
 constexpr u32 kNumberBytes = kPacked ? 1 : 2;
-// A tile: the rows of 16 blocks, then, where they are packed, the scales of those rows.
+// A tile: the rows of 16 blocks, then, where they are packed, the scales of those rows, or the number beside them.
 constexpr u32 kRowsBytes = kRows * HEAD_DIM * kNumberBytes;
-constexpr u32 kTileBytes = kBlock * (kRowsBytes + (kPacked ? kRows * 2 : 0));
+constexpr u32 kTileBytes = kBlock * (kRowsBytes + (kPacked ? kRows * 2 : kSided ? 4 : 0));
 
 static_assert(kTileBytes == kBlock * SUMMARY_BYTES, "kRows is the summarizer's rows_per_block, its form device_bytes");
 static_assert(kRowsBytes % 128 == 0, "rows of a block: a multiple of 128 bytes, which is eight chunks");
 static_assert(!kPacked || kRows <= 2, "packed: at most two rows");
+static_assert(!(kPacked && kSided), "packed rows have no number beside them");
 
 // Byte of coordinate `d` of summary row `part` of block `row` of a tile.
 DEVICE u32 summary_offset(u32 row, u32 part, u32 d) {
@@ -29,6 +32,9 @@ DEVICE u32 summary_offset(u32 row, u32 part, u32 d) {
 
 // Byte of the scale of that row, in bf16.
 DEVICE u32 scale_offset(u32 row, u32 part) { return kBlock * kRowsBytes + (row * kRows + part) * 2; }
+
+// Byte of the number beside the rows of block `row` of a tile, a float.
+DEVICE u32 side_offset(u32 row) { return kBlock * kRowsBytes + row * 4; }
 
 // One coordinate of a block's summary rows, from that coordinate of its keys.
 template <class S = Summarizer> DEVICE void summarise_coordinate(const float (&keys)[kBlock], float (&rows)[kRows]) {
@@ -66,5 +72,47 @@ template <class S = Summarizer> DEVICE void store_row(u8* tile, u32 row, int par
             high[i] = finite ? (u8)S::code(part, values.high[i], scale) : 0;
         }
         if (d == 0) *reinterpret_cast<u16*>(tile + scale_offset(row, part)) = bf16_bits(scale);
+    }
+}
+
+// Writes the number beside the rows of block `row` of a tile, where there is one, given those rows and, by `key`, the
+// block's keys; the lanes of a warp hold their coordinates.
+template <class S = Summarizer, class Key> DEVICE void store_side(u8* tile, u32 row, const Head (&rows)[kRows], Key key) {
+    if constexpr (kHasSide<S>) {
+        Head stored[kRows];
+#pragma unroll
+        for (int part = 0; part < kRows; part++) {
+            stored[part] = rows[part];
+            stored[part].round_to_bf16();
+        }
+        float value = S::side_start();
+#pragma unroll
+        for (int token = 0; token < kBlock; token++) {
+            const Head x = key(token);
+            float sums[S::kSums] = {};
+            auto add = [&](float coordinate, const float (&at)[kRows]) {
+                float terms[S::kSums];
+                S::measure(coordinate, at, terms);
+#pragma unroll
+                for (int i = 0; i < S::kSums; i++) sums[i] += terms[i];
+            };
+#pragma unroll
+            for (int i = 0; i < kPer; i++) {
+                float low[kRows], high[kRows];
+#pragma unroll
+                for (int part = 0; part < kRows; part++) {
+                    low[part] = stored[part].low[i];
+                    high[part] = stored[part].high[i];
+                }
+                add(x.low[i], low);
+                add(x.high[i], high);
+            }
+#pragma unroll
+            for (int i = 0; i < S::kSums; i++)
+#pragma unroll
+                for (int d = 16; d > 0; d >>= 1) sums[i] += __shfl_xor_sync(~0u, sums[i], d);
+            value = S::side_next(value, sums);
+        }
+        if ((threadIdx.x & 31) == 0) *reinterpret_cast<float*>(tile + side_offset(row)) = S::side_end(value);
     }
 }

@@ -4,7 +4,8 @@
 /// Number of the entry layout that kernels, stores, transports and peers must agree on.
 ///
 /// Version 3: an entry is `K[16][head_dim]` then `V[16][head_dim]` in bf16, a summary tile `[16 blocks][rows * head_dim]`
-/// in bf16 or in e4m3, followed in e4m3 by scales `[16 blocks][rows]` in bf16; in entries and rows of a tile, 16-byte chunk `c` of row `r` lies at chunk `c ^ (r % 8)` of that row. A plain bulk copy
+/// in bf16 or in e4m3, followed in e4m3 by scales `[16 blocks][rows]` in bf16, and in bf16, where blocks have a number beside
+/// their rows, by floats `[16 blocks]`; in entries and rows of a tile, 16-byte chunk `c` of row `r` lies at chunk `c ^ (r % 8)` of that row. A plain bulk copy
 /// then gives shared memory that matrix loads read without bank conflicts.
 pub const LAYOUT_VERSION: u32 = 3;
 
@@ -44,6 +45,11 @@ pub fn code_offset(rows: usize, head_dim: usize, block: usize, row: usize, d: us
 /// Byte within a tile of e4m3 of the scale of row `row` of block `block`, in bf16.
 pub fn scale_offset(rows: usize, head_dim: usize, block: usize, row: usize) -> usize {
     BLOCK_TOKENS * rows * head_dim + (block * rows + row) * 2
+}
+
+/// Byte within a tile of bf16 of the number beside the rows of block `block`, a float.
+pub fn side_offset(rows: usize, head_dim: usize, block: usize) -> usize {
+    BLOCK_TOKENS * rows * head_dim * 2 + block * 4
 }
 
 /// Byte of element `column` of row `row`, `width` elements of bf16 a row.

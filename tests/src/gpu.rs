@@ -133,7 +133,7 @@ impl Setup {
                 let summarizer = config.summarizer.build(shape).unwrap();
                 let predictor = config.predictor.build().unwrap();
                 let selector = config.selector.build().unwrap();
-                Residency::Sparse(SparseOptions {
+                Residency::Sparse(Box::new(SparseOptions {
                     budget_blocks,
                     cap: selector.cap(budget_blocks).min(budget_blocks),
                     source: predictor.query_source(),
@@ -144,7 +144,7 @@ impl Setup {
                     copy_engine: false,
                     gather: GatherOptions::default(),
                     host: HostOptions { capacity: self.host, alias: None },
-                })
+                }))
             }
         };
         CudaOptions {

@@ -89,7 +89,7 @@ fn start_gpu(device: &Device, sparse: SparseOptions, policies: HostPolicies) -> 
         head.load(spec, Precision::Auto, &mut |_| {}).unwrap()
     });
     let options = CudaOptions {
-        residency: Residency::Sparse(sparse),
+        residency: Residency::Sparse(Box::new(sparse)),
         max_batch: 4,
         max_context: 4096,
         memory_limit: None,

@@ -56,7 +56,7 @@ pub fn options(resolved: &Resolved, spec: &DecoderSpec, has_head: bool) -> CliRe
     };
     let residency = match config.kv.budget_blocks {
         Budget::All => Residency::Dense,
-        Budget::Blocks(blocks) => Residency::Sparse(sparse(resolved, spec, blocks, has_head)?),
+        Budget::Blocks(blocks) => Residency::Sparse(Box::new(sparse(resolved, spec, blocks, has_head)?)),
     };
     Ok(CudaOptions {
         residency,

@@ -23,8 +23,8 @@ pub struct DeviceCode {
     pub name: &'static str,
     /// Source of the policy's device struct.
     pub source: &'static str,
-    /// A number that the source refers to by this name, an unsigned 64-bit constant: of a float, its bits.
-    pub constant: Option<(&'static str, u64)>,
+    /// A number that the source refers to as `POLICY_CONSTANT`, an unsigned 64-bit integer: of a float, its bits.
+    pub constant: Option<u64>,
 }
 
 impl DeviceCode {

@@ -90,7 +90,12 @@ impl Batch {
                         // Row 0 counts where q is positive, row 1 where it is negative; one row always counts.
                         q * if self.form.rows == 2 && q < 0.0 { rows[head_dim + d] } else { rows[d] }
                     };
-                    (0..head_dim).map(coordinate).sum::<f64>()
+                    let sum = (0..head_dim).map(coordinate).sum::<f64>();
+                    if !self.form.has_side() {
+                        return sum;
+                    }
+                    let square: f64 = (0..head_dim).map(|d| self.q[row * head_dim + d].to_f64().powi(2)).sum();
+                    sum + self.form.weight(square.sqrt()) * rows[head_dim * self.form.rows]
                 });
                 if max { scores.fold(f64::NEG_INFINITY, f64::max) } else { scores.sum() }
             })

@@ -4,8 +4,8 @@ use crate::rig::{Outcome, Random};
 use half::bf16;
 use oasis_core::geometry::HeadShape;
 use oasis_core::policy::{DeviceCode, SummarizeTask, Summarizer, SummarizerSpec};
-use oasis_cuda::layout::{code_offset, key_offset, scale_offset, summary_offset, tile_bytes};
-use oasis_policies::summarizers::{ArkVale, Mean, Quest, QuestFp8};
+use oasis_cuda::layout::{code_offset, key_offset, scale_offset, side_offset, summary_offset, tile_bytes};
+use oasis_policies::summarizers::{ArkVale, Mean, Quest, QuestFp8, ShadowKv, Volume};
 
 /// A summarizer for heads of some size.
 pub struct Form {
@@ -19,7 +19,8 @@ pub struct Form {
 
 /// Every summarizer with device code.
 pub fn forms(head_dim: usize) -> Outcome<Vec<Form>> {
-    let specs: [&dyn SummarizerSpec; 4] = [&Quest {}, &Mean {}, &QuestFp8 {}, &ArkVale::default()];
+    let (cuboid, sphere) = (ArkVale::default(), ArkVale { volume: Volume::Sphere });
+    let specs: [&dyn SummarizerSpec; 6] = [&Quest {}, &Mean {}, &QuestFp8 {}, &cuboid, &sphere, &ShadowKv::default()];
     specs.into_iter().map(|spec| Form::new(spec, head_dim)).collect()
 }
 
@@ -33,10 +34,26 @@ impl Form {
 
     /// Whether rows are 8-bit codes with a scale each.
     pub fn is_packed(&self) -> bool {
-        self.bytes != self.rows * self.shape.head_dim * 2
+        self.bytes == self.rows * (self.shape.head_dim + 2)
     }
 
-    /// Numbers of a block's rows in a tile, `[rows][head_dim]`.
+    /// Whether a float stands beside a block's rows.
+    pub fn has_side(&self) -> bool {
+        self.bytes == self.rows * self.shape.head_dim * 2 + 4
+    }
+
+    /// Numbers of a block.
+    pub fn numbers(&self) -> usize {
+        self.rows * self.shape.head_dim + usize::from(self.has_side())
+    }
+
+    /// What the number beside the rows counts for a query of this length: the radius of `arkvale` is an extent in the
+    /// query's direction, `shadowkv` raises the score whatever the query.
+    pub fn weight(&self, length: f64) -> f64 {
+        if self.code.name.contains("sphere") { length } else { 1.0 }
+    }
+
+    /// Numbers of a block in a tile: `[rows][head_dim]`, then the one beside them.
     pub fn read(&self, tile: &[u8], block: usize) -> Vec<f64> {
         let (rows, head_dim) = (self.rows, self.shape.head_dim);
         let half = |at: usize| bf16::from_le_bytes([tile[at], tile[at + 1]]).to_f64();
@@ -47,7 +64,10 @@ impl Form {
                 half(scale_offset(rows, head_dim, block, row)) * e4m3(code)
             }
         };
-        (0..rows).flat_map(|row| (0..head_dim).map(move |d| (row, d))).map(|(row, d)| number(row, d)).collect()
+        let places = (0..rows).flat_map(|row| (0..head_dim).map(move |d| (row, d)));
+        let side = self.has_side().then(|| side_offset(rows, head_dim, block));
+        let side = side.map(|at| f32::from_le_bytes([tile[at], tile[at + 1], tile[at + 2], tile[at + 3]]).into());
+        places.map(|(row, d)| number(row, d)).chain(side).collect()
     }
 
     /// The same of a block whose keys lie in `entry`, by the policy's own code.
@@ -68,11 +88,11 @@ impl Form {
         rows.chunks_exact(self.policy.row_words(self.shape)).flat_map(row).collect()
     }
 
-    /// Numbers, scales among them, of poisoned summaries that have been written.
+    /// Numbers, or bytes of what is packed, of poisoned summaries that have been written.
     pub fn written(&self, summaries: &[u8]) -> usize {
         match self.is_packed() {
             false => summaries.chunks_exact(2).filter(|pair| *pair != [0xff, 0xff]).count(),
-            // Neither a code nor half of a power of two is 0xff; a scale has two bytes.
+            // Neither a code nor half of a power of two is 0xff.
             true => summaries.iter().filter(|byte| **byte != 0xff).count(),
         }
     }
@@ -86,8 +106,15 @@ impl Form {
     pub fn random_tiles(&self, random: &mut Random, tiles: usize) -> Vec<u8> {
         let bytes = tile_bytes(self.bytes);
         let mut tile = || -> Vec<u8> {
-            if !self.is_packed() {
+            if !self.is_packed() && !self.has_side() {
                 return random.bf16s(bytes / 2).into_iter().flat_map(bf16::to_le_bytes).collect();
+            }
+            if self.has_side() {
+                let numbers =
+                    random.bf16s(16 * self.rows * self.shape.head_dim).into_iter().flat_map(bf16::to_le_bytes);
+                let mut tile: Vec<u8> = numbers.collect();
+                tile.extend((0..16).flat_map(|_| (10.0 * random.float()).to_le_bytes()));
+                return tile;
             }
             let codes = 16 * self.rows * self.shape.head_dim;
             let code = |byte: u8| if byte & 0x7f == 0x7f { 0 } else { byte };

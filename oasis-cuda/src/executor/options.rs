@@ -9,7 +9,7 @@ pub enum Residency {
     /// All of it, in pages: dense decoding.
     Dense,
     /// A working set a KV head; the rest is in host memory.
-    Sparse(SparseOptions),
+    Sparse(Box<SparseOptions>),
 }
 
 /// The policies of sparse decoding, as far as the device runs them itself. What it does not, [`HostPolicies`] do.

@@ -109,7 +109,7 @@ fn unit_with_policy(source: SourceFile, defines: &[(&str, usize)], role: &str, p
     let mut unit = unit(source, defines);
     unit.headers.push(SourceFile { name: policy.name, text: policy.source });
     unit.defines.push(format!("{role}=\"{}\"", policy.name));
-    unit.defines.extend(policy.constant.map(|(name, value)| format!("{name}={value:#x}ull")));
+    unit.defines.extend(policy.constant.map(|value| format!("POLICY_CONSTANT={value:#x}ull")));
     unit
 }
 
@@ -124,11 +124,13 @@ pub(crate) fn catalogue() -> Vec<Unit> {
         let built = spec.build(shape(head_dim)).expect("defaults are valid");
         (built.device_code().expect("it has device code"), built.device_bytes(shape(head_dim)))
     };
-    let summarizers: [Box<dyn SummarizerSpec>; 4] = [
+    let summarizers: [Box<dyn SummarizerSpec>; 6] = [
         Box::new(summarizers::Quest {}),
         Box::new(summarizers::Mean {}),
         Box::new(summarizers::QuestFp8 {}),
         Box::new(summarizers::ArkVale::default()),
+        Box::new(summarizers::ArkVale { volume: summarizers::Volume::Sphere }),
+        Box::new(summarizers::ShadowKv::default()),
     ];
     let selectors: [Box<dyn SelectorSpec>; 3] = [
         Box::new(selectors::CappedLru::default()),

@@ -1,4 +1,4 @@
-// Order of admissions and victims of hysteresis, and which admissions are gains. HYSTERESIS_MARGIN holds the bits of the
+// Order of admissions and victims of hysteresis, and which admissions are gains. POLICY_CONSTANT holds the bits of the
 // margin, a double.
 struct Selector {
     // Among residents that are not wanted the one with the smallest key leaves first: least recently wanted, then
@@ -18,7 +18,7 @@ struct Selector {
     // Whether a miss may push a resident out: its score lies the margin above the lowest finite one that is wanted, in
     // parts of the range of those. Rounded step by step, as the CPU does.
     static __device__ bool gains(float score, float best, float worst) {
-        double margin = __longlong_as_double((long long)HYSTERESIS_MARGIN);
+        double margin = __longlong_as_double((long long)POLICY_CONSTANT);
         if (margin == 0.0) return true;
         if (best == __int_as_float(0xff800000)) return score == score;  // none is finite
         return (double)score >= __dadd_rn(worst, __dmul_rn(margin, __dsub_rn(best, worst)));

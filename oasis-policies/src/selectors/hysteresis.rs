@@ -71,7 +71,7 @@ impl Selector for HysteresisSelector {
     }
 
     fn device_code(&self) -> Option<DeviceCode> {
-        let constant = Some(("HYSTERESIS_MARGIN", self.margin.to_bits()));
+        let constant = Some(self.margin.to_bits());
         Some(DeviceCode { constant, ..DeviceCode::new("hysteresis.cuh", include_str!("hysteresis.cuh")) })
     }
 }

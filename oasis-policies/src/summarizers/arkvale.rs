@@ -6,7 +6,8 @@ use oasis_core::geometry::HeadShape;
 use oasis_core::policy::{Aggregate, DeviceCode, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
 use serde::{Deserialize, Serialize};
 
-const DEVICE_CODE: DeviceCode = DeviceCode::new("arkvale.cuh", include_str!("arkvale.cuh"));
+const CUBOID: DeviceCode = DeviceCode::new("arkvale.cuh", include_str!("arkvale.cuh"));
+const SPHERE: DeviceCode = DeviceCode::new("arkvale_sphere.cuh", include_str!("arkvale_sphere.cuh"));
 
 /// Which volume stands for a block's keys. The centre of either is the middle of the smallest box around the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,7 +18,7 @@ pub enum Volume {
     /// best of ArkVale's variants.
     CuboidMean,
     /// The smallest sphere around the centre with all keys in it: one row and the radius. The score `q . c + |q| r` is
-    /// an upper bound of `q . k`. A GPU has no code for it: the host scores blocks.
+    /// an upper bound of `q . k`.
     Sphere,
 }
 
@@ -99,7 +100,7 @@ impl Summarizer for CuboidMean {
     }
 
     fn device_code(&self) -> Option<DeviceCode> {
-        Some(DEVICE_CODE)
+        Some(CUBOID)
     }
 }
 
@@ -123,7 +124,7 @@ impl Summarizer for Sphere {
             };
             let distances = keys.chunks_exact(shape.head_dim).map(distance);
             // Not `max`: NaN must stay.
-            let radius = distances.fold(0.0, |radius: f64, d| if d <= radius { radius } else { d });
+            let radius = distances.fold(0.0, |radius: f64, d| if d <= radius || radius.is_nan() { radius } else { d });
             row[..shape.head_dim].copy_from_slice(centre);
             row[shape.head_dim] = (radius as f32).next_up();
         });
@@ -136,6 +137,14 @@ impl Summarizer for Sphere {
             let square: f64 = query.iter().filter(|q| !q.is_nan()).map(|q| f64::from(*q).powi(2)).sum();
             expanded[shape.head_dim] += square.sqrt() as f32;
         });
+    }
+
+    fn device_code(&self) -> Option<DeviceCode> {
+        Some(SPHERE)
+    }
+
+    fn device_bytes(&self, shape: HeadShape) -> usize {
+        2 * shape.head_dim + 4
     }
 }
 

@@ -3,7 +3,7 @@
 use super::linear::{self, Floats};
 use super::mean;
 use oasis_core::geometry::HeadShape;
-use oasis_core::policy::{Aggregate, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
+use oasis_core::policy::{Aggregate, DeviceCode, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
 use serde::{Deserialize, Serialize};
 
 /// Scores a block by its mean key, as [`Mean`](super::Mean) does, and puts outliers above all others: blocks in which
@@ -30,7 +30,7 @@ impl Default for ShadowKv {
 
 oasis_core::register! {
     kind: "shadowkv", about: "Mean of a block's keys; blocks with a key unlike the mean are always wanted",
-    device_code: false,
+    device_code: true,
     impl SummarizerSpec for ShadowKv {
         fn build(&self, _shape: HeadShape) -> Result<Box<dyn Summarizer>, SpecError> {
             let outlier_similarity = self.outlier_similarity;
@@ -55,7 +55,7 @@ impl Landmarks {
     fn raise(&self, keys: &[f32], mean: &[f32]) -> f32 {
         let similarity = |key: &[f32]| {
             let dot = |a: &[f32], b: &[f32]| -> f32 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
-            dot(key, mean) / (dot(key, key) * dot(mean, mean)).sqrt()
+            dot(key, mean) / (dot(key, key).sqrt() * dot(mean, mean).sqrt())
         };
         // NaN, of keys that are zero or NaN, is passed over.
         let least = keys.chunks_exact(mean.len()).map(similarity).fold(1.0, f32::min);
@@ -89,6 +89,15 @@ impl Summarizer for Landmarks {
             mean::expand(query, expanded);
             expanded[shape.head_dim] += 1.0;
         });
+    }
+
+    fn device_code(&self) -> Option<DeviceCode> {
+        let constant = Some(self.outlier_similarity.to_bits().into());
+        Some(DeviceCode { constant, ..DeviceCode::new("shadowkv.cuh", include_str!("shadowkv.cuh")) })
+    }
+
+    fn device_bytes(&self, shape: HeadShape) -> usize {
+        2 * shape.head_dim + 4
     }
 }
 

@@ -76,7 +76,7 @@ impl Oracle {
 }
 
 pub fn every_selection_follows_the_rules_of_the_working_set(scene: &Scene) {
-    let policies: [&[&str]; 14] = [
+    let policies: [&[&str]; 15] = [
         &["predictor.kind=draft-query", "selector.fetch_ratio=0.25"],
         &["predictor.kind=draft-query", "selector.kind=fetch-all", "summarizer.kind=mean"],
         &["predictor.kind=last-query", "selector.fetch_ratio=0.1"],
@@ -89,6 +89,7 @@ pub fn every_selection_follows_the_rules_of_the_working_set(scene: &Scene) {
         &["predictor.kind=exact", "selector.kind=hysteresis", "selector.fetch_ratio=1.0", "predictor.sinks=1"],
         &["predictor.kind=draft-query", "selector.kind=fetch-all", "predictor.sinks=2", "predictor.recent=20"],
         &["predictor.kind=last-query", "selector.fetch_ratio=0.25", "predictor.recent=3", "summarizer.kind=arkvale"],
+        &["predictor.kind=draft-query", "selector.fetch_ratio=0.25", "summarizer.kind=shadowkv"],
         &["predictor.kind=streaming-llm", "selector.fetch_ratio=0.25"],
         &["predictor.kind=random", "predictor.seed=5", "selector.fetch_ratio=0.5"],
     ];
