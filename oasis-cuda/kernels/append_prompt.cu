@@ -37,7 +37,7 @@ DEVICE void summarise(const Params& p, i32 head, i32 block, const float (*keys)[
     u8* const tile = p.summaries + ((u64)head * p.max_tiles + block / kBlock) * kTileBytes;
     const i32 warp = threadIdx.x >> 5, d = (threadIdx.x & 31) * kPer;
     float rows[kRows];
-    if constexpr (kPacked) {
+    if constexpr (kPacked || kGridded) {
 #pragma unroll
         for (int part = 0; part < kRows; part++) {
             if (warp != part) continue;

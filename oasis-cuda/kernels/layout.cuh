@@ -1,8 +1,8 @@
 // Where keys, values and summaries lie, layout version 3. The Rust side declares the same in src/layout.rs.
 //
 // entry    one block of one KV head: K[kBlock][HEAD_DIM] then V[kBlock][HEAD_DIM], bf16
-// summary  one block of one KV head: [rows][HEAD_DIM] in bf16 or in e4m3, as one row of a tile of kBlock blocks; in e4m3
-//          the scales of all rows follow, bf16 [kBlock][rows], else perhaps a float a block, [kBlock] (summary.cuh)
+// summary  one block of one KV head: [rows][HEAD_DIM] in bf16, in e4m3 or in 4 bits, as one row of a tile of kBlock blocks;
+//          what else a form needs follows behind the rows of all blocks (summary.cuh)
 // In both, 16-byte chunk c of row r lies at chunk c ^ (r % 8) of that row: a plain bulk copy then gives shared memory
 // that matrix loads read without bank conflicts.
 //

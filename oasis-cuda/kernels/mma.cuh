@@ -46,6 +46,14 @@ DEVICE void halves_of_codes(u32 codes, u32& first, u32& second) {
         : "=r"(first), "=r"(second)
         : "r"(codes));
 }
+// The bf16 of 4-bit codes `i` and `i` + 4 of eight: exact, as 128 + code has no more bits.
+DEVICE u32 pair_of_codes(u32 codes, int i) {
+    u32 pair;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+        : "=r"(pair)
+        : "r"((codes >> (4 * i) & 0x000f000fu) | 0x43004300u), "r"(0x3f803f80u), "r"(0xc300c300u));
+    return pair;
+}
 DEVICE float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

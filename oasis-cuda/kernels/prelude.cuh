@@ -23,6 +23,12 @@
 //       static __device__ float scale(float largest);  // of a row with this largest magnitude; rounded to bf16
 //       static __device__ unsigned code(int row, float value, float scale);  // code of value / scale
 //
+// Optional, for rows in 4 bits: 32 coordinates of a row share a grid, and a number is offset + code * step. A grid with a
+// coordinate that is infinite or NaN is NaN and not asked for.
+//
+//       static __device__ void grid(float low, float high, float& offset, float& step);  // from low to high, in bf16
+//       static __device__ unsigned code(int row, float value, float offset, float step);  // 0 to 15
+//
 // Optional, for a float beside the rows of a block that comes from whole keys; it adds side * weight to the score:
 //
 //       static constexpr int kSums = 1;                       // sums over the coordinates of a key

@@ -2,7 +2,8 @@
 // [blocks][kRows * HEAD_DIM] with the expanded queries of a group. Every CTA streams an equal run of tiles.
 //
 // Packed summaries are e4m3 codes with a scale a row. Codes are multiplied in f16, which holds them exactly; so are
-// queries, brought into its range by a power of two.
+// queries, brought into its range by a power of two. Of 4-bit codes, offset + code * step, the products with codes and the
+// sums of a grid's queries meet in the end.
 //
 // -D SUMMARIZER="file" SUMMARY_BYTES=n HEAD_DIM=64|128 GROUP=1..16 QUERIES=1|2 QUERY=0|1 AGGREGATE_MAX=0|1 STAGES=n
 #include "copy.cuh"
@@ -28,10 +29,15 @@ struct Params {
     i32 requests, kv_heads, max_tiles;
 };
 
-// The pair of coordinates `i` of step `k` that a lane multiplies: a matrix load gives two of bf16, or four codes.
-DEVICE int pair_of(int k, int i) {
+// Coordinates `i` of step `k` that a lane multiplies: a matrix load gives two neighbours of bf16, or four codes of a byte,
+// or eight of half a byte, of which 0 to 3 and 4 to 7 are multiplied side by side.
+DEVICE u32 load_pair(const u32* query, int k, int i) {
     const int lane = threadIdx.x & 3;
-    return k * 8 + (kPacked ? lane * 2 + i : lane + i * 4);
+    if constexpr (kGridded) {
+        const u16* at = reinterpret_cast<const u16*>(query) + k / 2 * kGridWidth + lane * 8 + k % 2 * 2 + i;
+        return __ldg(at) | (u32)__ldg(at + 4) << 16;
+    }
+    return __ldg(query + k * 8 + (kPacked ? lane * 2 + i : lane + i * 4));
 }
 
 DEVICE void load_queries(const Params& p, const Cursor& at, u32 (&q)[kGroups][kSteps][2]) {
@@ -45,7 +51,7 @@ DEVICE void load_queries(const Params& p, const Cursor& at, u32 (&q)[kGroups][kS
         for (int k = 0; k < kHeadSteps; k++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const u32 pair = head < GROUP ? __ldg(source + pair_of(k, i)) : 0u;
+                const u32 pair = head < GROUP ? load_pair(source, k, i) : 0u;
 #pragma unroll
                 for (int part = 0; part < kRows; part++)
                     q[g][part * kHeadSteps + k][i] =
@@ -99,6 +105,66 @@ DEVICE float turn_into_halves(u32 (&q)[kGroups][kSteps][2]) {
     const float scale = __uint_as_float((u32)factor << 23);
     for_pairs([&](u32& pair) { pair = half_pair(bf16_low(pair) * scale, bf16_high(pair) * scale); });
     return __uint_as_float((u32)(254 - factor) << 23);
+}
+
+// Sums of a lane's columns over the queries of every grid.
+template <class S = Summarizer>
+DEVICE void sum_queries(const u32 (&q)[kGroups][kSteps][2], float (&totals)[kRows * kHeadGrids][kGroups][2]) {
+    if constexpr (kHasGrid<S>) {
+#pragma unroll
+        for (int grid = 0; grid < kRows * kHeadGrids; grid++)
+#pragma unroll
+            for (int g = 0; g < kGroups; g++) {
+                float total = 0.0f;
+#pragma unroll
+                for (int k = 0; k < 2; k++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        const u32 pair = q[g][grid * 2 + k][i];
+                        total += bf16_low(pair) + bf16_high(pair);
+                    }
+                total += __shfl_xor_sync(~0u, total, 1);
+                total += __shfl_xor_sync(~0u, total, 2);
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    totals[grid][g][i] = __shfl_sync(~0u, total, ((threadIdx.x & 3) * 2 + i) * 4);
+            }
+    }
+}
+
+// Sums of a tile's rows in 4 bits; `place` is the tile, `tile` a lane's part of a matrix load.
+DEVICE void multiply_grids(float (&sums)[kGroups][2][4], const u8* place, u32 tile, const u32 (&q)[kGroups][kSteps][2],
+                           const float (&totals)[kRows * kHeadGrids][kGroups][2]) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int k = 0; k < kRows * kHeadGrids / 2; k++) {
+        u32 codes[4];
+        load_matrices(codes, tile ^ (k << 5));
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int grid = k * 2 + j;
+            float products[kGroups][4] = {};
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                u32 rows[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) rows[i] = pair_of_codes(codes[j * 2 + i % 2], s * 2 + i / 2);
+#pragma unroll
+                for (int g = 0; g < kGroups; g++) multiply(products[g], rows, q[g][grid * 2 + s][0], q[g][grid * 2 + s][1]);
+            }
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const u32 word = *reinterpret_cast<const u32*>(
+                    place + grid_offset((lane >> 2) + h * 8, grid / kHeadGrids, grid % kHeadGrids));
+#pragma unroll
+                for (int g = 0; g < kGroups; g++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        sums[g][j][2 * h + i] +=
+                            bf16_low(word) * products[g][2 * h + i] + bf16_high(word) * totals[grid][g][i];
+            }
+        }
+    }
 }
 
 // Sums of a tile's rows: where packed, those of each row's codes apart; else in two parts.
@@ -167,9 +233,9 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) scan_summaries(cons
 #pragma unroll
     for (int i = 0; i < STAGES; i++) copy_next(i);
 
-    const u32 row = lane & 15, offset = row * kRowsBytes + (((lane >> 4) ^ (row & 7)) << 4);
+    const u32 row = lane & 15, offset = row * kRowsBytes + (((lane >> 4) ^ turn_of(row)) << 4);
     u32 q[kGroups][kSteps][2];
-    float inverse = 1.0f, weights[kGroups][2];
+    float inverse = 1.0f, weights[kGroups][2], totals[kRows * kHeadGrids][kGroups][2];
     i32 stage = 0, parity = 0, blocks = 0;
     bool fresh = true;
     while (true) {
@@ -177,12 +243,14 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) scan_summaries(cons
             load_queries(p, at, q);
             if constexpr (kPacked) inverse = turn_into_halves(q);
             load_weights(p, at, weights);
+            sum_queries(q, totals);
             blocks = __ldg(p.blocks + at.request);
         }
         barrier_wait(shared_address(&barriers[warp][stage]), parity);
         const u8* const place = ring + stage * kStageBytes;
         float sums[kGroups][2][4] = {};
-        multiply_tile(sums, shared_address(place) + offset, q);
+        if constexpr (kGridded) multiply_grids(sums, place, shared_address(place) + offset, q, totals);
+        else multiply_tile(sums, shared_address(place) + offset, q);
         float scales[2][2];  // of the blocks of a lane and their rows
         if constexpr (kPacked) {
 #pragma unroll

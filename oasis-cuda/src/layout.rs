@@ -3,10 +3,12 @@
 
 /// Number of the entry layout that kernels, stores, transports and peers must agree on.
 ///
-/// Version 3: an entry is `K[16][head_dim]` then `V[16][head_dim]` in bf16, a summary tile `[16 blocks][rows * head_dim]`
-/// in bf16 or in e4m3, followed in e4m3 by scales `[16 blocks][rows]` in bf16, and in bf16, where blocks have a number beside
-/// their rows, by floats `[16 blocks]`; in entries and rows of a tile, 16-byte chunk `c` of row `r` lies at chunk `c ^ (r % 8)` of that row. A plain bulk copy
-/// then gives shared memory that matrix loads read without bank conflicts.
+/// Version 3: an entry is `K[16][head_dim]` then `V[16][head_dim]` in bf16. A summary tile is `[16 blocks][rows * head_dim]`
+/// in bf16, in e4m3 or in 4 bits, the lower half of a byte first. Then follow, for e4m3, scales `[16 blocks][rows]` in bf16;
+/// for 4 bits, grids `[16 blocks][rows][head_dim / 32]`, each a step and an offset in bf16; for bf16, where blocks have a
+/// number beside their rows, floats `[16 blocks]`. In entries and rows of a tile, 16-byte chunk `c` of row `r` lies at chunk
+/// `c ^ (r % 8)` of that row, and in rows of 64 bytes at `c ^ (r / 2 % 4)`. A plain bulk copy then gives shared memory that
+/// matrix loads read without bank conflicts.
 pub const LAYOUT_VERSION: u32 = 3;
 
 /// Tokens of a block.
@@ -47,6 +49,16 @@ pub fn scale_offset(rows: usize, head_dim: usize, block: usize, row: usize) -> u
     BLOCK_TOKENS * rows * head_dim + (block * rows + row) * 2
 }
 
+/// Byte within a tile of 4 bits that holds coordinate `d` of row `row` of block `block`: in its lower half where `d` is even.
+pub fn half_byte_offset(rows: usize, head_dim: usize, block: usize, row: usize, d: usize) -> usize {
+    swizzled_byte(block, rows * head_dim / 2, (row * head_dim + d) / 2)
+}
+
+/// Byte within a tile of 4 bits of grid `grid` of row `row` of block `block`.
+pub fn grid_offset(rows: usize, head_dim: usize, block: usize, row: usize, grid: usize) -> usize {
+    BLOCK_TOKENS * rows * head_dim / 2 + ((block * rows + row) * (head_dim / 32) + grid) * 4
+}
+
 /// Byte within a tile of bf16 of the number beside the rows of block `block`, a float.
 pub fn side_offset(rows: usize, head_dim: usize, block: usize) -> usize {
     BLOCK_TOKENS * rows * head_dim * 2 + block * 4
@@ -58,7 +70,8 @@ fn swizzled(row: usize, width: usize, column: usize) -> usize {
 }
 
 fn swizzled_byte(row: usize, width: usize, byte: usize) -> usize {
-    row * width + ((byte / 16) ^ (row % 8)) * 16 + byte % 16
+    let turn = if width == 64 { row / 2 % 4 } else { row % 8 };
+    row * width + ((byte / 16) ^ turn) * 16 + byte % 16
 }
 
 #[cfg(test)]
@@ -81,8 +94,8 @@ mod tests {
                 offsets.sort_unstable();
                 assert_eq!(offsets, (0..tile_bytes(rows * head_dim * 2)).step_by(2).collect::<Vec<_>>());
             }
-            let rows = (0..BLOCK_TOKENS).flat_map(|block| [(block, 0), (block, 1)]);
-            let mut bytes: Vec<usize> = rows
+            let rows = || (0..BLOCK_TOKENS).flat_map(|block| [(block, 0), (block, 1)]);
+            let mut bytes: Vec<usize> = rows()
                 .flat_map(|(block, row)| {
                     let scale = scale_offset(2, head_dim, block, row);
                     (0..head_dim).map(move |d| code_offset(2, head_dim, block, row, d)).chain([scale, scale + 1])
@@ -90,6 +103,15 @@ mod tests {
                 .collect();
             bytes.sort_unstable();
             assert_eq!(bytes, (0..tile_bytes(2 * (head_dim + 2))).collect::<Vec<_>>());
+            let mut bytes: Vec<usize> = rows()
+                .flat_map(|(block, row)| {
+                    let pairs = (0..head_dim / 2).map(move |pair| half_byte_offset(2, head_dim, block, row, 2 * pair));
+                    let grids = (0..head_dim / 32).map(move |grid| grid_offset(2, head_dim, block, row, grid));
+                    pairs.chain(grids.flat_map(|at| at..at + 4))
+                })
+                .collect();
+            bytes.sort_unstable();
+            assert_eq!(bytes, (0..tile_bytes(2 * (head_dim / 2 + head_dim / 8))).collect::<Vec<_>>());
         }
     }
 }

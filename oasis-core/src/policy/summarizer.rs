@@ -64,7 +64,8 @@ pub trait Summarizer: Send + Sync {
     }
 
     /// Bytes of a block's summary as the device code keeps it. The default is rows in bf16; rows of 8-bit codes take a
-    /// byte a coordinate and two a row; a number beside the rows takes four.
+    /// byte a coordinate and two a row, rows of 4-bit codes half a byte and four for 32 of them; a number beside the rows
+    /// takes four.
     fn device_bytes(&self, shape: HeadShape) -> usize {
         self.rows_per_block() * shape.head_dim * 2
     }

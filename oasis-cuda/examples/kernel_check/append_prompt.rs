@@ -166,6 +166,8 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
         (128, 4, true, false, true, 0, 19 * 16 + 5),
         (64, 5, false, true, true, 3, 66),
         (128, 5, true, false, true, 0, 160),
+        (128, 6, true, false, true, 0, 19 * 16 + 5),
+        (64, 6, true, true, true, 5, 20 * 16),
     ] {
         check_case(rig, Case { head_dim, form, norms, paged, ends, first_block, tokens })?;
     }

@@ -8,7 +8,7 @@ use oasis_core::policy::{HashSeed, SummarizerSpec};
 use oasis_cuda::device::{DeviceBuffer, DeviceError, Kernel};
 use oasis_cuda::kernels::{HashScores, HashScoresParams, Scan, ScanParams};
 use oasis_cuda::layout::{scale_offset, tile_bytes};
-use oasis_policies::summarizers::{Mean, Quest, QuestFp8};
+use oasis_policies::summarizers::{Mean, Quest, QuestFp8, QuestInt4};
 use rayon::prelude::*;
 
 struct Batch {
@@ -202,8 +202,8 @@ fn qwen3_8b(spec: &dyn SummarizerSpec) -> Outcome<(Form, Scan)> {
 }
 
 pub fn time(rig: &mut Rig) -> Outcome<()> {
-    let specs: [(&str, &dyn SummarizerSpec); 3] =
-        [("quest", &Quest {}), ("quest-fp8", &QuestFp8 {}), ("mean", &Mean {})];
+    let specs: [(&str, &dyn SummarizerSpec); 4] =
+        [("quest", &Quest {}), ("quest-fp8", &QuestFp8 {}), ("quest-int4", &QuestInt4 {}), ("mean", &Mean {})];
     for (kind, spec) in specs {
         for (requests, blocks) in [(1, 1024), (8, 1024), (64, 1024), (64, 2048)] {
             let (form, shape) = qwen3_8b(spec)?;

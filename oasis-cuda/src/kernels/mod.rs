@@ -124,10 +124,11 @@ pub(crate) fn catalogue() -> Vec<Unit> {
         let built = spec.build(shape(head_dim)).expect("defaults are valid");
         (built.device_code().expect("it has device code"), built.device_bytes(shape(head_dim)))
     };
-    let summarizers: [Box<dyn SummarizerSpec>; 6] = [
+    let summarizers: [Box<dyn SummarizerSpec>; 7] = [
         Box::new(summarizers::Quest {}),
         Box::new(summarizers::Mean {}),
         Box::new(summarizers::QuestFp8 {}),
+        Box::new(summarizers::QuestInt4 {}),
         Box::new(summarizers::ArkVale::default()),
         Box::new(summarizers::ArkVale { volume: summarizers::Volume::Sphere }),
         Box::new(summarizers::ShadowKv::default()),

@@ -3,8 +3,10 @@
 use super::linear::{self, Code};
 use super::quest;
 use oasis_core::geometry::HeadShape;
-use oasis_core::policy::{Aggregate, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
+use oasis_core::policy::{Aggregate, DeviceCode, ScoreTask, SpecError, SummarizeTask, Summarizer, SummarizerSpec};
 use serde::{Deserialize, Serialize};
+
+const DEVICE_CODE: DeviceCode = DeviceCode::new("quest_int4.cuh", include_str!("quest_int4.cuh"));
 
 /// Coordinates that share an offset and a step.
 const GROUP: usize = 32;
@@ -25,7 +27,7 @@ const LAST: u32 = 15;
 pub struct QuestInt4 {}
 
 oasis_core::register! {
-    kind: "quest-int4", about: "quest with bounds in 4 bits, rounded outwards: still an upper bound", device_code: false,
+    kind: "quest-int4", about: "quest with bounds in 4 bits, rounded outwards: still an upper bound", device_code: true,
     impl SummarizerSpec for QuestInt4 {
         fn build(&self, _shape: HeadShape) -> Result<Box<dyn Summarizer>, SpecError> {
             Ok(Box::new(QuestInt4Summarizer))
@@ -60,6 +62,14 @@ impl Summarizer for QuestInt4Summarizer {
 
     fn score(&self, shape: HeadShape, aggregate: Aggregate, tasks: &mut [ScoreTask<'_>]) {
         linear::score(shape, Int4 { head_dim: shape.head_dim }, aggregate, tasks, quest::expand);
+    }
+
+    fn device_code(&self) -> Option<DeviceCode> {
+        Some(DEVICE_CODE)
+    }
+
+    fn device_bytes(&self, shape: HeadShape) -> usize {
+        2 * (shape.head_dim / 2 + shape.head_dim / GROUP * 4)
     }
 }
 

@@ -70,7 +70,7 @@ pub fn other_policies_say_what_they_say_on_the_cpu(scene: &Scene) {
     let kinds = [
         "predictor.kind=draft-query summarizer.kind=quest-fp8",
         "predictor.kind=exact summarizer.kind=arkvale predictor.sinks=1 predictor.recent=2",
-        "predictor.kind=last-query selector.kind=lfu",
+        "predictor.kind=last-query summarizer.kind=quest-int4 selector.kind=lfu",
         "predictor.kind=draft-query selector.kind=hysteresis selector.margin=0.2",
         "predictor.kind=streaming-llm",
     ];

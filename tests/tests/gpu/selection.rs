@@ -84,7 +84,7 @@ pub fn every_selection_follows_the_rules_of_the_working_set(scene: &Scene) {
         &["predictor.kind=exact", "selector.fetch_ratio=0.25"],
         &["predictor.kind=exact", "selector.kind=fetch-all"],
         &["predictor.kind=draft-query", "selector.kind=lfu", "selector.fetch_ratio=0.25", "summarizer.kind=quest-fp8"],
-        &["predictor.kind=exact", "selector.kind=lfu", "selector.fetch_ratio=0.1", "predictor.recent=2"],
+        &["predictor.kind=exact", "selector.kind=lfu", "summarizer.kind=quest-int4", "predictor.recent=2"],
         &["predictor.kind=last-query", "selector.kind=hysteresis", "selector.fetch_ratio=0.5", "selector.margin=0.3"],
         &["predictor.kind=exact", "selector.kind=hysteresis", "selector.fetch_ratio=1.0", "predictor.sinks=1"],
         &["predictor.kind=draft-query", "selector.kind=fetch-all", "predictor.sinks=2", "predictor.recent=20"],
