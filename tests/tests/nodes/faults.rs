@@ -1,153 +1,14 @@
-//! Prefill and decode on two nodes say what one node says, whatever happens to the network, or say why not.
+//! Networks and nodes that fail, leases that end, requests that are cancelled.
 
-use oasis_core::engine::GenerateRequest;
-use oasis_core::executor::Executor;
+use crate::{LIMIT, alone, setup};
 use oasis_core::ids::RequestId;
-use oasis_core::sampling::SamplingParams;
-use oasis_core::testkit::{Random, for_all, fuzz_cases};
-use oasis_models::cpu::CpuOptions;
+use oasis_core::testkit::{Random, for_all};
 use oasis_nodes::{PrefillNode, PrefillOptions, TransferMode};
 use oasis_tests::drive::request;
 use oasis_tests::nodes::{Network, Said, Setup, assert_idle, eventually, run};
-use oasis_tests::prompts::Prompts;
 use oasis_tests::survivors::{prompt, requests};
-use oasis_tests::{models, references, synthetic, within};
+use oasis_tests::within;
 use std::time::{Duration, Instant};
-
-const LIMIT: Duration = Duration::from_secs(200);
-const BOTH: [TransferMode; 2] = [TransferMode::Full, TransferMode::Partial];
-
-/// Random weights, blocks of 4 tokens, K of 3 blocks.
-fn setup(predictor: &str, selector: &str) -> Setup {
-    let options = CpuOptions { block_tokens: 4, prefill_chunk: 16, threads: 1, kv_memory: 0 };
-    let settings = [format!("predictor.kind={predictor}"), format!("selector.kind={selector}")];
-    Setup::new(synthetic::model(7), options, 3, &settings.each_ref().map(String::as_str))
-}
-
-fn alone(setup: &Setup, requests: &[GenerateRequest]) -> Vec<Said> {
-    let said = requests.iter().map(|request| run(&mut setup.single(), std::slice::from_ref(request), |_, _, _| ()).1);
-    let said: Vec<Said> = said.flatten().collect();
-    assert!(said.iter().all(|said| said.finished), "{said:?}");
-    said
-}
-
-/// Contexts that end just before, at and after a block, shorter and longer than the budget.
-fn boundaries() -> Vec<GenerateRequest> {
-    let lengths = [1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65];
-    let mut requests: Vec<_> = lengths.iter().map(|&tokens| request(&prompt(tokens, tokens as u32), 18)).collect();
-    requests.extend([1, 2, 3].map(|tokens| request(&prompt(30, 4), tokens)));
-    let sampling = SamplingParams { temperature: 0.9, top_p: 0.95, top_k: 20, seed: 3 };
-    requests.extend([19, 34].map(|tokens| GenerateRequest { sampling, ..request(&prompt(tokens, 5), 30) }));
-    requests
-}
-
-#[test]
-fn two_nodes_say_what_one_says() {
-    within(LIMIT, || {
-        for (predictor, selector) in [
-            ("draft-query", "capped-lru"),
-            ("last-query", "fetch-all"),
-            ("exact", "fetch-all"),
-            ("freekv", "lfu"),
-            ("infinigen", "hysteresis"),
-        ] {
-            let setup = setup(predictor, selector);
-            let requests = boundaries();
-            let expected = alone(&setup, &requests);
-            let prefill = setup.prefill();
-            for transfer in BOTH {
-                let mut decode = setup.decode(prefill.address(), transfer);
-                let (ids, said) = run(&mut decode, &requests, |_, _, _| ());
-                for (index, (said, expected)) in said.iter().zip(&expected).enumerate() {
-                    let tokens = requests[index].prompt.len();
-                    assert_eq!(said, expected, "{predictor}, {transfer:?}, a prompt of {tokens} tokens");
-                }
-                for id in ids {
-                    let metrics = decode.executor().metrics(id).expect("the last thousand are remembered");
-                    assert!(metrics.blocks <= metrics.prompt_blocks, "a block crossed twice: {metrics:?}");
-                    if transfer == TransferMode::Full {
-                        assert_eq!(metrics.misses, 0, "{metrics:?}");
-                    }
-                }
-                assert_idle(&prefill, decode.executor());
-            }
-        }
-    });
-}
-
-#[test]
-fn dense_layers_cross_whole() {
-    within(LIMIT, || {
-        let mut setup = setup("draft-query", "fetch-all");
-        setup.settings.push("kv.dense_layers=1".to_owned());
-        let requests = [request(&prompt(35, 1), 18), request(&prompt(8, 2), 9)];
-        let expected = alone(&setup, &requests);
-        let prefill = setup.prefill();
-        let mut decode = setup.decode(prefill.address(), TransferMode::Partial);
-        let (ids, said) = run(&mut decode, &requests, |_, _, _| ());
-        assert_eq!(said, expected);
-        let metrics = decode.executor().metrics(ids[0]).unwrap();
-        assert!(metrics.blocks >= 9 && metrics.blocks <= metrics.prompt_blocks, "{metrics:?}");
-        assert_idle(&prefill, decode.executor());
-    });
-}
-
-#[test]
-fn partial_transfer_brings_less_and_fetches_what_is_missed_once() {
-    within(LIMIT, || {
-        let setup = setup("draft-query", "fetch-all");
-        let requests = [request(&prompt(400, 1), 100)];
-        let prefill = setup.prefill();
-        let mut crossed = Vec::new();
-        for transfer in BOTH {
-            let sent = prefill.status().blocks_sent;
-            let mut decode = setup.decode(prefill.address(), transfer);
-            let (ids, _) = run(&mut decode, &requests, |_, _, _| ());
-            let metrics = decode.executor().metrics(ids[0]).unwrap();
-            assert_eq!(metrics.blocks, prefill.status().blocks_sent - sent);
-            assert_eq!(metrics.blocks * metrics.block_bytes, metrics.admission_bytes + metrics.miss_bytes);
-            crossed.push(metrics);
-        }
-        let [full, partial] = crossed.try_into().unwrap();
-        // At most K blocks of each of 2 KV heads in each of 2 layers.
-        assert!(partial.admission_bytes <= 2 * 2 * 3 * partial.block_bytes, "{partial:?}");
-        assert!(partial.misses > 0 && partial.resident_bytes < full.resident_bytes, "{partial:?} {full:?}");
-        assert_eq!(full.admission_bytes, 2 * 100 * full.block_bytes);
-    });
-}
-
-/// Answers of real models, tokens of prose.
-fn real(setup: &Setup, requests: &[GenerateRequest]) {
-    let expected = alone(setup, requests);
-    let prefill = setup.prefill();
-    for transfer in BOTH {
-        let mut decode = setup.decode(prefill.address(), transfer);
-        assert_eq!(run(&mut decode, requests, |_, _, _| ()).1, expected, "{transfer:?}");
-        assert_idle(&prefill, decode.executor());
-    }
-}
-
-#[test]
-fn oasis_tiny_says_the_same_on_two_nodes() {
-    within(LIMIT, || {
-        let prompts = Prompts::new();
-        let requests = [request(&prompts.passkey(48213, 700, 0), 24), request(&prompts.prose(500, 1), 40)];
-        real(&Setup::new(models::oasis_tiny(), models::options(256), 8, &[]), &requests);
-    });
-}
-
-#[test]
-fn smollm2_says_the_same_on_two_nodes() {
-    let Some(path) = references::smollm2() else { return };
-    within(LIMIT, move || {
-        let model = models::load(path.to_str().unwrap(), None);
-        let tokens = |count: u32, seed: u32| {
-            (0..count).map(|i| oasis_core::ids::TokenId((i * 7919 + i * i * seed) % 40_000 + 100)).collect::<Vec<_>>()
-        };
-        let requests = [request(&tokens(600, 3), 24), request(&tokens(337, 5), 24)];
-        real(&Setup::new(model, models::options(256), 12, &["predictor.kind=last-query"]), &requests);
-    });
-}
 
 /// Three requests of which each answers as it does alone, or fails with one reason; nothing is held afterwards, and a
 /// later request is answered.
@@ -257,19 +118,22 @@ fn random_fault(random: &mut Random, bytes: u64) -> impl FnMut(&Network, usize, 
 
 #[test]
 fn random_faults_give_no_wrong_token_and_leave_nothing() {
-    within(Duration::from_secs(1500), || {
+    within(Duration::from_secs(3000), || {
         let mut setup = setup("draft-query", "fetch-all");
         setup.timeout = Duration::from_millis(150);
         let prefill = setup.prefill();
         let network = Network::new(prefill.address());
         survive(&setup, &prefill, &network, |_, _, _| ());
         let bytes = network.passed();
+        // Each waits for deadlines: not as many as other random tests have.
+        let cases = std::env::var("OASIS_NODE_FAULTS").ok().and_then(|text| text.parse().ok()).unwrap_or(25);
         let mut failed = 0;
-        for_all(fuzz_cases(40), |random| {
+        for_all(cases, |random| {
             let fault = random_fault(random, bytes);
             failed += survive(&setup, &prefill, &network, fault).iter().flatten().count();
         });
-        assert!(failed > 10, "{failed} requests failed");
+        eprintln!("{cases} cases, {failed} requests failed");
+        assert!(failed as u64 > cases / 2, "{failed} requests failed");
     });
 }
 
@@ -364,64 +228,4 @@ fn a_request_can_be_cancelled_in_every_state() {
             assert_idle(&prefill, decode.executor());
         }
     });
-}
-
-#[test]
-fn a_staging_pool_that_is_full_makes_a_prompt_wait() {
-    within(LIMIT, || {
-        let mut setup = setup("draft-query", "fetch-all");
-        // Room for one of the three prompts, each of 8 to 10 blocks in 2 layers.
-        setup.staging = 2 * 11 * setup.single().executor().info().geometry.block_bytes() as u64;
-        let expected = alone(&setup, &requests());
-        let prefill = setup.prefill();
-        let mut decode = setup.decode(prefill.address(), TransferMode::Partial);
-        let (_, said) = run(&mut decode, &requests(), |_, _, _| assert!(prefill.status().granted <= 1));
-        assert_eq!(said, expected);
-        let (_, said) = run(&mut decode, &[request(&prompt(60, 1), 9)], |_, _, _| ());
-        let error = said[0].error.as_ref().expect("a prompt that never fits");
-        assert!(error.contains("the KV store is too small"), "{error}");
-        assert_idle(&prefill, decode.executor());
-    });
-}
-
-#[test]
-fn nodes_that_do_not_agree_refuse_each_other() {
-    within(LIMIT, || {
-        let mut setup = setup("draft-query", "fetch-all");
-        setup.secret = "open sesame".to_owned();
-        let prefill = setup.prefill();
-        let error_of = |other: &Setup| {
-            let mut decode = other.decode(prefill.address(), TransferMode::Partial);
-            let (_, said) = run(&mut decode, &requests()[..1], |_, _, _| ());
-            assert_idle(&prefill, decode.executor());
-            said[0].error.clone().expect("a refusal")
-        };
-        let mut other = setup.clone();
-        other.secret = "open barley".to_owned();
-        let error = error_of(&other);
-        assert!(error.contains("the shared secrets differ") && !error.contains("barley"), "{error}");
-        other = setup.clone();
-        other.model = synthetic::model(8);
-        assert!(error_of(&other).contains("refused: weights: expected "), "{}", error_of(&other));
-        other = setup.clone();
-        other.budget_blocks = 4;
-        assert!(error_of(&other).contains("kv.budget_blocks: expected 3, found 4; both nodes need the same"));
-        other = setup.clone();
-        other.options.block_tokens = 8;
-        assert!(error_of(&other).contains("kv.block_tokens: expected 4, found 8; both nodes need the same"));
-    });
-}
-
-#[test]
-fn other_addresses_than_loopback_need_a_secret() {
-    let setup = setup("draft-query", "fetch-all");
-    let store = oasis_core::config::Resolved::new(&[]).unwrap().config.store.build().unwrap();
-    let options = PrefillOptions {
-        listen: "0.0.0.0:0".to_owned(),
-        terms: setup.terms(),
-        lease: setup.lease,
-        wait: Duration::from_secs(1),
-    };
-    let error = PrefillNode::start(setup.executor(store.clone()), store, options).err().expect("a refusal");
-    assert!(error.to_string().contains("expected a shared secret"), "{error}");
 }
