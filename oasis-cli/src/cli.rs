@@ -1,7 +1,7 @@
 //! Arguments: what can be said on the command line, and nothing of what it does.
 
 use crate::args::GlobalArgs;
-use crate::commands::{bench, check, completions, doctor, eval, explain, list, pull, run, trace};
+use crate::commands::{bench, check, completions, doctor, eval, explain, list, pull, run, serve_node, trace};
 use clap::{Parser, Subcommand};
 
 /// Lookahead sparse decoding with most of the KV cache outside the device
@@ -21,6 +21,8 @@ pub struct Cli {
 pub enum Command {
     /// Answer a prompt and say what it cost
     Run(run::RunArgs),
+    /// Be one of two nodes: one reads prompts, one answers
+    ServeNode(serve_node::ServeNodeArgs),
     /// Measure what policies do to answers and predictions
     Eval(eval::EvalArgs),
     /// Measure speed beside its floor

@@ -26,6 +26,7 @@ mod generate;
 mod hub;
 mod interrupt;
 mod machine;
+mod nodes;
 mod progress;
 mod prompt;
 pub mod report;
@@ -84,6 +85,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> CliResult {
     oasis_core::registry::check_catalogue()?;
     match &cli.command {
         Command::Run(args) => commands::run::run(args, &cli.global, out),
+        Command::ServeNode(args) => commands::serve_node::run(args, &cli.global, out),
         Command::Eval(args) => commands::eval::run(args, &cli.global, out),
         Command::Bench(args) => commands::bench::run(args, &cli.global, out),
         Command::Trace(args) => commands::trace::run(args, out),

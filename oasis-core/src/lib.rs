@@ -18,6 +18,7 @@ pub mod config;
 pub mod engine;
 pub mod executor;
 pub mod geometry;
+pub mod hand_over;
 pub mod ids;
 pub mod memory;
 pub mod pipeline;

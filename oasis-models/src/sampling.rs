@@ -55,6 +55,17 @@ impl Sampler {
         Ok(Self { params, random, candidates: Vec::new(), weights: Vec::new() })
     }
 
+    /// 32-bit words drawn from the random sequence so far.
+    pub fn words_drawn(&self) -> u64 {
+        // A request draws two words a token: 64 bits hold any number of them.
+        self.random.get_word_pos() as u64
+    }
+
+    /// Goes on where a sampler of the same parameters was after so many words.
+    pub fn skip_to(&mut self, words: u64) {
+        self.random.set_word_pos(words.into());
+    }
+
     /// The next token id for `logits` `[vocab]`. NaN is never chosen.
     ///
     /// # Errors
@@ -204,6 +215,22 @@ mod tests {
         };
         assert_eq!(draw(42), draw(42));
         assert_ne!(draw(42), draw(43));
+    }
+
+    #[test]
+    fn a_sampler_goes_on_where_another_was() {
+        let logits: Vec<f32> = (0..50).map(|i| ((i * 37 % 50) as f32) / 10.0).collect();
+        for drawn in [0, 1, 7] {
+            let mut first = sampler(0.8, 0.95, 40, 42);
+            for _ in 0..drawn {
+                first.sample(&logits).unwrap();
+            }
+            let mut second = sampler(0.8, 0.95, 40, 42);
+            second.skip_to(first.words_drawn());
+            for _ in 0..20 {
+                assert_eq!(first.sample(&logits), second.sample(&logits));
+            }
+        }
     }
 
     #[test]

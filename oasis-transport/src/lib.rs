@@ -4,6 +4,7 @@
 
 #[cfg(unix)]
 pub mod disk;
+pub mod remote;
 mod slab;
 pub mod stores;
 pub mod transports;

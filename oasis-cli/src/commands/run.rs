@@ -7,6 +7,7 @@ use crate::commands::demo;
 use crate::error::{CliError, CliResult};
 use crate::eval::meter::{AgreementMeter, Source, Totals};
 use crate::generate::{Finish, Generation, generate};
+use crate::nodes::{self, NodeArgs};
 use crate::prompt::PromptArgs;
 use crate::report::{Agreement, RunReport};
 use crate::settings::resolve;
@@ -17,6 +18,7 @@ use oasis_core::engine::{Engine, GenerateRequest};
 use oasis_core::executor::Executor;
 use oasis_core::pipeline::Tracer;
 use oasis_core::policy::{Aggregate, QuerySource};
+use oasis_models::checkpoint;
 use oasis_models::cpu::CpuExecutor;
 use serde::Serialize;
 use std::io::{BufWriter, Write};
@@ -42,6 +44,11 @@ pub struct RunArgs {
     /// Measure how much of each step's exact choice of blocks was predicted
     #[arg(long)]
     audit: bool,
+    /// Let a decode node answer: `oasis serve-node --role decode`. Policies are the node's
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["audit", "trace", "dense"])]
+    node: Option<String>,
+    #[command(flatten)]
+    session: NodeArgs,
     /// Print one JSON document with the text and the report
     #[arg(long)]
     json: bool,
@@ -119,6 +126,7 @@ pub fn run(args: &RunArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResul
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;
     let tracer = if trace.is_some() { Tracer::recording() } else { Tracer::default() };
     let result = match args.prompt.read()? {
+        Some(prompt) if args.node.is_some() => ask(args, global, &prompt, out),
         Some(prompt) => answer(args, global, &prompt, &tracer, out),
         None if args.shorthands.are_absent() && !args.json => demo::run(global, &tracer, out),
         None => return Err(PromptArgs::missing()),
@@ -128,6 +136,22 @@ pub fn run(args: &RunArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResul
         file.write(&tracer)?;
     }
     result
+}
+
+/// Lets a node answer.
+fn ask(args: &RunArgs, global: &GlobalArgs, prompt: &str, out: &mut dyn Write) -> CliResult {
+    let resolved = resolve(global, args.shorthands.layers()?)?;
+    crate::interrupt::catch();
+    let checkpoint = checkpoint::open(&resolved.config.model.path)?;
+    let text = ModelText::new(&checkpoint)?;
+    let request = GenerateRequest {
+        prompt: args.prompt.encode(&text, prompt)?,
+        max_new_tokens: args.max_tokens.get(),
+        stop_tokens: if args.ignore_eos { Vec::new() } else { text.stop_tokens() },
+        sampling: resolved.config.sampling,
+    };
+    let address = args.node.as_deref().unwrap_or_default();
+    nodes::ask(address, &args.session, &checkpoint, &text, request, args.json, out)
 }
 
 fn answer(args: &RunArgs, global: &GlobalArgs, prompt: &str, tracer: &Tracer, out: &mut dyn Write) -> CliResult {

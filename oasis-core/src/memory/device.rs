@@ -49,6 +49,27 @@ impl Summaries {
         &self.rows[start..start + blocks * self.width]
     }
 
+    /// All summaries, `[kv_heads][blocks][rows_per_block][row_words]`.
+    pub fn words(&self, kv_heads: usize) -> Vec<u32> {
+        (0..kv_heads).flat_map(|head| self.head(KvHead::from(head), self.blocks)).copied().collect()
+    }
+
+    /// Takes over the summaries of the first `blocks` blocks, as [`words`](Self::words) gave them.
+    ///
+    /// # Panics
+    /// When the blocks do not fit the capacity, or `words` has another length.
+    pub fn restore(&mut self, blocks: usize, words: &[u32]) {
+        let head = self.capacity * self.width;
+        assert_eq!(words.len() * head, self.rows.len() * blocks * self.width, "summaries of {blocks} blocks");
+        if words.is_empty() {
+            return;
+        }
+        for (rows, words) in self.rows.chunks_exact_mut(head).zip(words.chunks_exact(blocks * self.width)) {
+            rows[..words.len()].copy_from_slice(words);
+        }
+        self.blocks = blocks;
+    }
+
     /// Summarises complete blocks and appends them.
     ///
     /// `keys` has one slice a KV head, `[blocks][block_tokens][head_dim]`.

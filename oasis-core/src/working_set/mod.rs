@@ -9,4 +9,4 @@ mod resident_set;
 pub use block_set::BlockSet;
 pub use plan::{Admission, PlanError, TransferPlan};
 pub use ranking::{RankedBlock, Ranking, top_k};
-pub use resident_set::{HeadSet, WorkingSet};
+pub use resident_set::{HeadSet, HeldSlot, WorkingSet};

@@ -15,6 +15,19 @@ pub struct WorkingSet {
     times_selected: Vec<u32>,
 }
 
+/// One occupied slot of one KV head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeldSlot {
+    /// Slot.
+    pub slot: SlotId,
+    /// Block in it.
+    pub block: BlockId,
+    /// Step that last wanted the block.
+    pub last_selected: Step,
+    /// Steps that have wanted the block since it was placed there, that one included.
+    pub times_selected: u32,
+}
+
 /// Slots of one KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadSet<'a> {
@@ -110,6 +123,24 @@ impl WorkingSet {
         self.times_selected[index] = 1;
     }
 
+    /// What the occupied slots of one head hold, in slot order.
+    pub fn held(&self, head: KvHead) -> Vec<HeldSlot> {
+        let HeadSet { blocks, last_selected, times_selected } = self.head(head);
+        (blocks.iter().zip(last_selected).zip(times_selected).enumerate())
+            .filter_map(|(slot, ((&block, &last_selected), &times_selected))| {
+                Some(HeldSlot { slot: SlotId::from(slot), block: block?, last_selected, times_selected })
+            })
+            .collect()
+    }
+
+    /// Puts back what a slot held in the working set of another executor.
+    pub fn restore(&mut self, head: KvHead, held: HeldSlot) {
+        let index = head.index() * self.slots + held.slot.index();
+        self.blocks[index] = Some(held.block);
+        self.last_selected[index] = held.last_selected;
+        self.times_selected[index] = held.times_selected;
+    }
+
     /// Slot that a just completed tail block is promoted to: a free one, else the least recently wanted of those whose
     /// block is not in `want`; `None` when every resident is wanted and `block` is not, so that it stays in the store.
     pub fn promotion_slot(&self, head: KvHead, want: &BlockSet) -> Option<SlotId> {
@@ -144,6 +175,15 @@ mod tests {
         let want = |blocks: &[u32]| -> BlockSet { blocks.iter().map(|&b| BlockId(b)).collect() };
         assert_eq!(set.promotion_slot(KvHead(0), &want(&[0, 1])), None);
         assert_eq!(set.promotion_slot(KvHead(0), &want(&[2, 1])), Some(SlotId(0)));
+    }
+
+    #[test]
+    fn a_restored_set_equals_the_one_that_was_held() {
+        let mut original = set(&[Some(7), None, Some(3)], &[5, 0, 2]);
+        original.touch(KvHead(0), &[BlockId(3)].into_iter().collect(), Step(6));
+        let mut restored = WorkingSet::new(1, 3);
+        original.held(KvHead(0)).into_iter().for_each(|held| restored.restore(KvHead(0), held));
+        assert_eq!(restored, original);
     }
 
     #[test]

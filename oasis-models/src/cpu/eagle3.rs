@@ -41,6 +41,21 @@ impl DraftCache {
         }
     }
 
+    /// Keys and values of all heads, `[kv_heads][positions][head_dim]` each.
+    pub fn rows(&self) -> [Vec<f32>; 2] {
+        [self.keys.concat(), self.values.concat()]
+    }
+
+    /// Takes over what [`rows`](Self::rows) gave.
+    pub fn restore(&mut self, keys: &[f32], values: &[f32]) {
+        let heads = self.keys.len();
+        for (cache, rows) in [(&mut self.keys, keys), (&mut self.values, values)] {
+            for (cache, rows) in cache.iter_mut().zip(rows.chunks_exact((rows.len() / heads).max(1))) {
+                cache.extend_from_slice(rows);
+            }
+        }
+    }
+
     fn runs(&self, shape: AttentionShape, head: usize) -> Vec<KvRun<'_>> {
         let run = RUN_POSITIONS * shape.head_dim;
         (self.keys[head].chunks(run).zip(self.values[head].chunks(run)))
@@ -77,6 +92,10 @@ impl DraftHead {
         Self { head, rope, taps }
     }
 
+    pub fn head(&self) -> &Eagle3Head {
+        &self.head
+    }
+
     pub fn taps(&self) -> [usize; 3] {
         self.taps
     }
@@ -101,6 +120,11 @@ impl DraftHead {
         let spec = &self.head.spec;
         let empty = || (0..spec.kv_heads).map(|_| Vec::with_capacity(positions * spec.head_dim)).collect();
         DraftCache { keys: empty(), values: empty() }
+    }
+
+    /// Elements of the keys of one position, and of its values.
+    pub fn kv_width(&self) -> usize {
+        self.shape().kv_width()
     }
 
     fn shape(&self) -> AttentionShape {

@@ -12,7 +12,7 @@ use oasis_core::executor::{
     Admission, DecodeRow, Executor, ExecutorInfo, ExecutorStats, PrefillProgress, RequestError, Sequence, TooSmall,
 };
 use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
-use oasis_core::ids::{LayerId, RequestId, TokenId};
+use oasis_core::ids::{LayerId, RequestId, Step, TokenId};
 use oasis_core::memory::{KvStore, Reservation, Summaries, Transport};
 use oasis_core::pipeline::{Pipeline, PipelineParts, Tracer, WorkerPriority};
 use oasis_core::policy::{Predictor, QuerySource, Selector, Summarizer};
@@ -87,13 +87,16 @@ pub struct CpuExecutor {
     pub(super) sparse: Option<Sparse>,
     pub(super) requests: BTreeMap<RequestId, Request>,
     pub(super) steps: u64,
+    /// The newest step, by which working sets remember when a block was wanted: never behind that of a request that
+    /// another executor handed over.
+    pub(super) last_step: Step,
     pub(super) tokens: u64,
     pub(super) counters: Counters,
     pub(super) observer: Option<Box<dyn StepObserver>>,
     pub(super) tracer: Tracer,
     pub(super) paused: bool,
     options: CpuOptions,
-    device: KvFootprint,
+    pub(super) device: KvFootprint,
     device_peak: KvFootprint,
     pool: Arc<rayon::ThreadPool>,
 }
@@ -172,6 +175,7 @@ impl CpuExecutor {
             sparse,
             requests: BTreeMap::new(),
             steps: 0,
+            last_step: Step(0),
             tokens: 0,
             counters: Counters::default(),
             observer: None,
@@ -233,7 +237,7 @@ impl CpuExecutor {
     }
 
     /// Slots of a KV head of one layer for a context of at most `max_blocks` complete blocks.
-    fn slots(&self, layer: LayerId, max_blocks: usize) -> usize {
+    pub(super) fn slots(&self, layer: LayerId, max_blocks: usize) -> usize {
         let budget = self.info.budget_blocks.filter(|_| self.sparse_at(layer).is_some());
         budget.map_or(max_blocks, |budget| budget.min(max_blocks))
     }
@@ -260,7 +264,7 @@ impl CpuExecutor {
     }
 
     /// The draft head, where the predictor asks for it.
-    fn head(&self) -> Option<&DraftHead> {
+    pub(super) fn head(&self) -> Option<&DraftHead> {
         self.model.draft.as_ref().filter(|_| self.drafts)
     }
 
@@ -344,26 +348,8 @@ impl CpuExecutor {
         Ok(first?)
     }
 
-    /// The full KV of the last layer is gone from the device.
-    fn give_back_prefill(&mut self, request: &mut Request) {
-        let prefill = std::mem::take(&mut request.footprint.prefill);
-        self.device -= KvFootprint { prefill, ..KvFootprint::default() };
-    }
-
-    /// Takes everything back from the stages.
-    fn drain(&mut self) {
-        for layer in (0..self.info.geometry.layers).map(LayerId::from) {
-            self.collect(layer, &mut []);
-        }
-    }
-}
-
-impl Executor for CpuExecutor {
-    fn info(&self) -> &ExecutorInfo {
-        &self.info
-    }
-
-    fn admit(&mut self, sequence: Sequence) -> anyhow::Result<Admission> {
+    /// Sets memory aside for a request; its prompt is read here, or expected from another executor.
+    pub(super) fn set_aside(&mut self, sequence: Sequence, is_expected: bool) -> anyhow::Result<Admission> {
         let Sequence { request: id, prompt, max_new_tokens, sampling } = sequence;
         anyhow::ensure!(!self.requests.contains_key(&id), "request {id} is admitted already");
         let sampler = match Sampler::new(sampling) {
@@ -374,7 +360,10 @@ impl Executor for CpuExecutor {
         // The last generated token is never run.
         let tokens = prompt.len() + max_new_tokens.saturating_sub(1);
         let max_blocks = self.info.geometry.full_blocks(tokens);
-        let footprint = self.footprint(prompt.len(), tokens, max_blocks);
+        let mut footprint = self.footprint(prompt.len(), tokens, max_blocks);
+        if is_expected {
+            footprint.prefill = 0;
+        }
         let (needed, limit) = (footprint.total(), self.options.kv_memory);
         if limit > 0 && self.device.total() + needed > limit {
             let reason = format!(
@@ -403,12 +392,13 @@ impl Executor for CpuExecutor {
         if self.device.total() > self.device_peak.total() {
             self.device_peak = self.device;
         }
-        let prefill = Prefill::new(&self.model.decoder, self.head(), &prompt);
+        let prefill = (!is_expected).then(|| Prefill::new(&self.model.decoder, self.head(), &prompt));
         let request = Request {
             prompt,
             max_blocks,
             sampler,
-            prefill: Some(prefill),
+            prefill,
+            is_expected,
             offloads: Vec::new(),
             max_new_tokens,
             position: 0,
@@ -423,6 +413,29 @@ impl Executor for CpuExecutor {
         };
         self.requests.insert(id, request);
         Ok(Admission::Admitted)
+    }
+
+    /// The full KV of the last layer is gone from the device.
+    fn give_back_prefill(&mut self, request: &mut Request) {
+        let prefill = std::mem::take(&mut request.footprint.prefill);
+        self.device -= KvFootprint { prefill, ..KvFootprint::default() };
+    }
+
+    /// Takes everything back from the stages.
+    pub(super) fn drain(&mut self) {
+        for layer in (0..self.info.geometry.layers).map(LayerId::from) {
+            self.collect(layer, &mut []);
+        }
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn info(&self) -> &ExecutorInfo {
+        &self.info
+    }
+
+    fn admit(&mut self, sequence: Sequence) -> anyhow::Result<Admission> {
+        self.set_aside(sequence, false)
     }
 
     fn prefill(&mut self, id: RequestId) -> Result<PrefillProgress, RequestError> {

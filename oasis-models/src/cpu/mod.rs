@@ -4,6 +4,8 @@ mod attention;
 mod decoder;
 mod eagle3;
 mod executor;
+mod fingerprint;
+mod hand_over;
 pub mod kernels;
 mod layer_kv;
 mod linear;
@@ -17,6 +19,7 @@ mod rotation;
 mod step;
 
 pub use executor::{CpuExecutor, CpuOptions, Residency, SparseParts};
+pub use fingerprint::fingerprint_of;
 pub use model::CpuModel;
 pub use observer::{LayerView, StepObserver};
 pub use prefill::PromptState;

@@ -17,6 +17,8 @@ pub(super) struct Request {
     pub sampler: Sampler,
     /// `None` once the prompt is in.
     pub prefill: Option<Prefill>,
+    /// Another executor reads the prompt, and has not handed it over yet.
+    pub is_expected: bool,
     /// Writes to the store under way.
     pub offloads: Vec<Offload>,
     /// Tokens whose keys and values are cached; the next one's position.
@@ -39,6 +41,11 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// Whether it can decode.
+    pub fn has_read_prompt(&self) -> bool {
+        self.prefill.is_none() && !self.is_expected
+    }
+
     /// Position after the last that may be run: the last generated token never is.
     pub fn end(&self) -> usize {
         self.prompt.len() + self.max_new_tokens.saturating_sub(1)

@@ -58,7 +58,8 @@ impl CpuExecutor {
     /// Runs one step; `probes` are further tokens that stand where the draft token stands, seen by the observer only.
     pub(super) fn step(&mut self, rows: &[DecodeRow], probes: &[Vec<TokenId>]) -> Vec<Result<TokenId, RequestError>> {
         self.steps += 1;
-        let step = Step(self.steps);
+        self.last_step = Step(self.last_step.0 + 1);
+        let step = self.last_step;
         let mut members = Vec::with_capacity(rows.len());
         let mut results: Vec<Option<Result<TokenId, RequestError>>> = vec![None; rows.len()];
         let mut indices = Vec::with_capacity(rows.len());
@@ -100,7 +101,7 @@ impl CpuExecutor {
         match self.requests.get(&id) {
             None => return refuse("expected an admitted request, named once in the batch; found none"),
             Some(Request { failed: Some(problem), .. }) => return refuse(problem),
-            Some(request) if request.prefill.is_some() => return refuse("its prompt has not been read yet"),
+            Some(request) if !request.has_read_prompt() => return refuse("its prompt has not been read yet"),
             Some(request) if request.position >= self.info.max_context => return refuse("the context is full"),
             Some(request) if request.position >= request.end() => {
                 return refuse(
@@ -165,7 +166,7 @@ impl CpuExecutor {
                 state.last = Some((logits.to_vec(), guess));
             }
         }
-        self.tracer.record(Track::Foreground, "draft head", LayerId(0), Step(self.steps), start);
+        self.tracer.record(Track::Foreground, "draft head", LayerId(0), self.last_step, start);
         guesses
     }
 

@@ -1,0 +1,128 @@
+//! `oasis serve-node`: one of two nodes, for prompts or for answers.
+
+use crate::args::{GlobalArgs, ModelArgs};
+use crate::assemble::{self, Policies};
+use crate::error::{CliError, CliResult};
+use crate::nodes::{self, NodeArgs, seconds};
+use crate::settings::resolve;
+use clap::{Args, ValueEnum};
+use oasis_core::config::{Budget, DeviceKind};
+use oasis_core::pipeline::Tracer;
+use oasis_nodes::{DecodeExecutor, DecodeNode, DecodeOptions, PrefillNode, PrefillOptions, TransferMode, client_facts};
+use oasis_transport::remote::PeerOptions;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How often the node looks for Ctrl-C.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Arguments of `serve-node`.
+#[derive(Debug, Args)]
+pub struct ServeNodeArgs {
+    /// What the node does
+    #[arg(long, value_enum)]
+    role: Role,
+    /// Address to listen on; port 0 takes a free one, which is printed
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    listen: String,
+    /// Prefill node of a decode node
+    #[arg(long, value_name = "HOST:PORT", required_if_eq("role", "decode"))]
+    peer: Option<String>,
+    /// What crosses before a request decodes; of a decode node
+    #[arg(long, value_enum, default_value = "partial")]
+    transfer: Transfer,
+    /// Seconds that blocks are kept without a sign of life from the decode node; of a prefill node
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    lease: f64,
+    /// Seconds from a prompt to its first token, and that a prompt waits for room
+    #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
+    prefill_timeout: f64,
+    #[command(flatten)]
+    session: NodeArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Role {
+    /// Reads prompts, runs the first decode step, keeps the KV in `store`
+    Prefill,
+    /// Answers `oasis run --node`; blocks come to `store` when they are needed
+    Decode,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Transfer {
+    /// Every block of the prompt
+    Full,
+    /// The blocks that the first decode step chose; others when a step misses them
+    Partial,
+}
+
+/// Serves until Ctrl-C.
+///
+/// # Errors
+/// When the input is wrong, the address cannot be listened on, or the machine gives no threads.
+pub fn run(args: &ServeNodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
+    let resolved = resolve(global, args.model.layers()?)?;
+    let config = &resolved.config;
+    if config.device.kind != DeviceKind::Cpu {
+        return Err(CliError::input(
+            "serve-node: expected device.kind = \"cpu\", found \"cuda\"",
+            "requests of a GPU cannot be handed over yet",
+        ));
+    }
+    let Budget::Blocks(budget_blocks) = config.kv.budget_blocks else {
+        return Err(CliError::input(
+            "serve-node: expected sparse decoding, found kv.budget_blocks = \"all\"",
+            "set a number of blocks",
+        ));
+    };
+    let (lease, prefill_timeout) =
+        (seconds("--lease", args.lease)?, seconds("--prefill-timeout", args.prefill_timeout)?);
+    // The secret is read before the weights: what is wrong is said at once.
+    args.session.terms(Vec::new())?;
+    crate::interrupt::catch();
+    let model = assemble::open_model(config)?;
+    let policies = assemble::build_policies(&resolved, &model)?;
+    let store = policies.store.clone();
+    let weights = assemble::load_model(config, &model)?;
+    let start = |policies| assemble::start_executor(config, weights.clone(), policies, Tracer::default());
+    let terms = args.session.terms(nodes::facts(&resolved, &weights, budget_blocks))?;
+    match args.role {
+        Role::Prefill => {
+            let options = PrefillOptions { listen: args.listen.clone(), terms, lease, wait: prefill_timeout };
+            let node = PrefillNode::start(start(policies)?, store, options)?;
+            serve("prefill", node.address(), out)
+        }
+        Role::Decode => {
+            let address = args.peer.clone().unwrap_or_default();
+            let options = DecodeOptions {
+                peer: PeerOptions { address, terms, layers: weights.spec().layers },
+                transfer: match args.transfer {
+                    Transfer::Full => TransferMode::Full,
+                    Transfer::Partial => TransferMode::Partial,
+                },
+                prefill_timeout,
+            };
+            let start = |store| {
+                start(Policies { store, ..policies })
+                    .map_err(|error| anyhow::anyhow!("{}", error.text().unwrap_or("the executor could not be started")))
+            };
+            let executor = DecodeExecutor::start(options, store, start)?;
+            let terms = args.session.terms(client_facts(model.checkpoint.spec()))?;
+            let node = DecodeNode::start(executor, config.engine.max_batch, &args.listen, terms)?;
+            serve("decode", node.address(), out)
+        }
+    }
+}
+
+fn serve(role: &str, address: SocketAddr, out: &mut dyn Write) -> CliResult {
+    writeln!(out, "{role} node: listening on {address}")?;
+    out.flush()?;
+    while !crate::interrupt::requested() {
+        std::thread::sleep(PATIENCE);
+    }
+    Ok(())
+}

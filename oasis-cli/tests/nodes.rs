@@ -1,0 +1,129 @@
+//! Prefill and decode in processes of their own, and a third that asks.
+
+mod common;
+
+use common::{oasis, outcome};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::tempdir;
+
+const PROMPT: &str = "And he said, I will not do it, if I find thirty there.";
+const BUDGET: [&str; 4] = ["--set", "kv.budget_blocks=4", "--set", "selector.kind=fetch-all"];
+
+/// A node that is killed when the test ends.
+struct Node {
+    child: Child,
+    address: String,
+}
+
+impl Node {
+    fn start(folder: &Path, role: &str, args: &[&str]) -> Self {
+        let mut command = oasis(folder);
+        command.args(["serve-node", "--role", role]).args(args).args(BUDGET);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim_end().strip_prefix(&format!("{role} node: listening on "));
+        let address = address.unwrap_or_else(|| panic!("expected an address, found {line:?}")).to_owned();
+        Self { child, address }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn ask(folder: &Path, node: &Node, args: &[&str]) -> Command {
+    let mut command = oasis(folder);
+    command.args(["run", "--node", &node.address, "--ignore-eos", "--json"]).args(args).stdin(Stdio::null());
+    command
+}
+
+fn json(mut command: Command) -> serde_json::Value {
+    let (code, out, err) = outcome(command.output().unwrap());
+    assert_eq!(code, 0, "{err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+#[test]
+fn three_processes_say_what_one_says() {
+    let folder = tempdir().unwrap();
+    let folder = folder.path();
+    let long = PROMPT.repeat(20);
+    let mut alone = oasis(folder);
+    alone.args(["run", &long, "-n", "24", "--ignore-eos", "--json"]).args(BUDGET);
+    let expected = json(alone);
+    let prefill = Node::start(folder, "prefill", &[]);
+    for transfer in ["full", "partial"] {
+        let decode = Node::start(folder, "decode", &["--peer", &prefill.address, "--transfer", transfer]);
+        let document = json(ask(folder, &decode, &[&long, "-n", "24"]));
+        assert_eq!((&document["tokens"], &document["text"]), (&expected["tokens"], &expected["text"]), "{transfer}");
+        let number = |key: &str| document["node"][key].as_u64().unwrap();
+        let is_full = transfer == "full";
+        assert_eq!(number("blocks") == number("prompt_blocks"), is_full, "{document}");
+        assert_eq!(number("admission_bytes") == number("prompt_bytes"), is_full, "{document}");
+        assert_eq!(number("misses") == 0, is_full, "{document}");
+    }
+}
+
+#[test]
+fn a_killed_node_ends_the_request_with_a_reason() {
+    let folder = tempdir().unwrap();
+    let folder = folder.path();
+    let long = PROMPT.repeat(20);
+    for victim in ["prefill", "decode"] {
+        let mut prefill = Node::start(folder, "prefill", &[]);
+        let mut decode = Node::start(folder, "decode", &["--peer", &prefill.address]);
+        let mut command = oasis(folder);
+        command.args(["run", "--node", &decode.address, &long, "-n", "3000", "--ignore-eos"]).stdin(Stdio::null());
+        let mut client = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut first = [0];
+        client.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+        if victim == "prefill" {
+            prefill.kill()
+        } else {
+            decode.kill()
+        }
+        let killed = Instant::now();
+        let (code, _, err) = outcome(client.wait_with_output().unwrap());
+        assert!(killed.elapsed() < Duration::from_secs(20), "{:?}", killed.elapsed());
+        assert_eq!(code, 1, "{err}");
+        assert!(err.contains(&format!("{victim} node")), "{err}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_at_once() {
+    let folder = tempdir().unwrap();
+    let folder = folder.path();
+    let refused = |args: &[&str], expected: &str| {
+        let (code, _, err) = outcome(oasis(folder).args(["serve-node"]).args(args).output().unwrap());
+        assert!(code == 2 || code == 1, "{code}: {err}");
+        assert!(err.contains(expected), "{err}");
+    };
+    refused(&["--role", "decode"], "--peer <HOST:PORT>");
+    refused(&["--role", "prefill", "--set", "kv.budget_blocks=all"], "expected sparse decoding");
+    refused(&["--role", "prefill", "--listen", "0.0.0.0:0"], "expected a shared secret");
+    refused(&["--role", "prefill", "--lease", "0"], "--lease: expected seconds above 0");
+
+    let file = folder.join("secret");
+    std::fs::write(&file, "open sesame\n").unwrap();
+    let secret = ["--secret-file", file.to_str().unwrap()];
+    let prefill = Node::start(folder, "prefill", &secret);
+    let decode = Node::start(folder, "decode", &[&secret[..], &["--peer", &prefill.address]].concat());
+    let (code, _, err) = outcome(ask(folder, &decode, &[PROMPT, "-n", "2"]).output().unwrap());
+    assert_eq!(code, 1);
+    assert!(err.contains("the shared secrets differ") && !err.contains("sesame"), "{err}");
+    let document = json(ask(folder, &decode, &[&[PROMPT, "-n", "2"], &secret[..]].concat()));
+    assert_eq!(document["tokens"].as_array().unwrap().len(), 2);
+}

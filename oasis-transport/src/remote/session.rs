@@ -1,0 +1,336 @@
+//! A TCP connection that both ends have agreed to: who may connect, what must be the same, and framed messages.
+
+use super::codec::WireError;
+use super::message::{Fact, Message, Service, WIRE_VERSION};
+use super::secret::Secret;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpStream, ToSocketAddrs};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// Most bytes of a message: one layer's summaries of a long prompt fit many times over.
+const MAX_MESSAGE: usize = 1 << 30;
+/// Most bytes of a message before the peer has proved that it knows the secret.
+const MAX_GREETING: usize = 64 << 10;
+/// Memory that a length alone takes; more comes as bytes do.
+const FIRST_BYTES: usize = 1 << 20;
+/// Messages that wait to be handled; then the peer waits.
+const QUEUE: usize = 8;
+
+/// Why a session ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// The peer closed it, or its machine did.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The network failed.
+    #[error("the connection failed: {0}")]
+    Network(String),
+    /// Nothing moved for too long.
+    #[error("{what}: no answer within {} ms", .after.as_millis())]
+    TimedOut {
+        /// What was waited for.
+        what: &'static str,
+        /// How long.
+        after: Duration,
+    },
+    /// The peer sent something that is no message.
+    #[error("{0}")]
+    Damaged(#[from] WireError),
+    /// A message out of place.
+    #[error("expected {expected}, found the message `{found}`")]
+    Unexpected {
+        /// What should have come.
+        expected: &'static str,
+        /// What came.
+        found: &'static str,
+    },
+    /// One end does not want the other.
+    #[error("refused: {0}")]
+    Refused(String),
+}
+
+impl From<std::io::Error> for SessionError {
+    fn from(error: std::io::Error) -> Self {
+        use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        match error.kind() {
+            UnexpectedEof | ConnectionReset | BrokenPipe => Self::Closed,
+            _ => Self::Network(error.to_string()),
+        }
+    }
+}
+
+/// What an end of a session brings to it.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// Both ends must know the same; none is a secret too.
+    pub secret: Secret,
+    /// Both ends must state the same, in the same order.
+    pub facts: Vec<Fact>,
+    /// Most time that opening takes, that a message takes to be written, and that it stands still while it arrives.
+    pub timeout: Duration,
+}
+
+/// A message with its size on the wire.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Received {
+    /// Message.
+    pub message: Message,
+    /// Bytes, length included.
+    pub bytes: u64,
+}
+
+/// An open session. Dropping it closes the connection, once what was sent is on its way.
+pub struct Session {
+    incoming: mpsc::Receiver<Result<Received, SessionError>>,
+    outgoing: mpsc::UnboundedSender<Outgoing>,
+    reader: JoinHandle<()>,
+}
+
+struct Outgoing {
+    bytes: Vec<u8>,
+    written: Option<oneshot::Sender<()>>,
+}
+
+impl Session {
+    fn start(stream: TcpStream, timeout: Duration) -> Self {
+        let (reader, writer) = stream.into_split();
+        let (sender, incoming) = mpsc::channel(QUEUE);
+        let (outgoing, queue) = mpsc::unbounded_channel();
+        tokio::spawn(write_all(writer, queue, sender.clone(), timeout));
+        let reader = tokio::spawn(read_all(reader, sender, timeout));
+        Self { incoming, outgoing, reader }
+    }
+
+    fn enqueue(&self, message: &Message, written: Option<oneshot::Sender<()>>) -> Result<u64, SessionError> {
+        let bytes = message.encode();
+        if bytes.len() > MAX_MESSAGE {
+            let found = format!("{} bytes", bytes.len());
+            return Err(WireError::new(format!("a message of at most {MAX_MESSAGE} bytes"), found).into());
+        }
+        let size = 4 + bytes.len() as u64;
+        self.outgoing.send(Outgoing { bytes, written }).map_err(|_| SessionError::Closed)?;
+        Ok(size)
+    }
+
+    /// Sends a message behind the caller's back; [`next`](Self::next) tells when that failed. Gives its size on the wire
+    /// in bytes.
+    ///
+    /// # Errors
+    /// [`SessionError`]: the session is of no use any more.
+    pub fn post(&self, message: &Message) -> Result<u64, SessionError> {
+        self.enqueue(message, None)
+    }
+
+    /// Sends a message and waits until the system has taken it; gives its size on the wire in bytes.
+    ///
+    /// # Errors
+    /// [`SessionError`]: the session is of no use any more.
+    pub async fn send(&self, message: &Message) -> Result<u64, SessionError> {
+        let (written, done) = oneshot::channel();
+        let size = self.enqueue(message, Some(written))?;
+        done.await.map_err(|_| SessionError::Closed)?;
+        Ok(size)
+    }
+
+    /// The next message. Nothing is lost when the future is dropped.
+    ///
+    /// # Errors
+    /// [`SessionError`]: the session is of no use any more.
+    pub async fn next(&mut self) -> Result<Received, SessionError> {
+        self.incoming.recv().await.unwrap_or(Err(SessionError::Closed))
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+async fn write_all(
+    mut writer: OwnedWriteHalf,
+    mut queue: mpsc::UnboundedReceiver<Outgoing>,
+    failures: mpsc::Sender<Result<Received, SessionError>>,
+    limit: Duration,
+) {
+    while let Some(Outgoing { bytes, written }) = queue.recv().await {
+        if let Err(error) = write(&mut writer, &bytes, limit).await {
+            let _ = failures.send(Err(error)).await;
+            return;
+        }
+        if let Some(written) = written {
+            let _ = written.send(());
+        }
+    }
+}
+
+async fn read_all(mut reader: OwnedReadHalf, sender: mpsc::Sender<Result<Received, SessionError>>, limit: Duration) {
+    loop {
+        let received = read(&mut reader, MAX_MESSAGE, limit).await;
+        let failed = received.is_err();
+        if sender.send(received).await.is_err() || failed {
+            return;
+        }
+    }
+}
+
+/// Reads a message. It may be long in coming, but not stand still once it has begun.
+async fn read(reader: &mut (impl AsyncRead + Unpin), limit: usize, stall: Duration) -> Result<Received, SessionError> {
+    let late = |_| SessionError::TimedOut { what: "the rest of a message", after: stall };
+    let mut length = [0; 4];
+    reader.read_exact(&mut length[..1]).await?;
+    timeout(stall, reader.read_exact(&mut length[1..])).await.map_err(late)??;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > limit {
+        return Err(WireError::new(format!("a message of at most {limit} bytes"), format!("{length} bytes")).into());
+    }
+    let mut bytes = Vec::with_capacity(length.min(FIRST_BYTES));
+    while bytes.len() < length {
+        let missing = length - bytes.len();
+        if bytes.len() == bytes.capacity() {
+            bytes.reserve_exact(missing.min(bytes.len()));
+        }
+        let mut part = (&mut *reader).take(missing as u64);
+        if timeout(stall, part.read_buf(&mut bytes)).await.map_err(late)?? == 0 {
+            return Err(SessionError::Closed);
+        }
+    }
+    Ok(Received { message: Message::decode(&bytes)?, bytes: 4 + length as u64 })
+}
+
+async fn write(writer: &mut OwnedWriteHalf, bytes: &[u8], limit: Duration) -> Result<(), SessionError> {
+    let length = u32::try_from(bytes.len()).expect("below the limit of a message").to_le_bytes();
+    let late = |_| SessionError::TimedOut { what: "sending a message", after: limit };
+    timeout(limit, writer.write_all(&length)).await.map_err(late)??;
+    // A large message on a slow link may take its time, as long as it moves.
+    for piece in bytes.chunks(FIRST_BYTES) {
+        timeout(limit, writer.write_all(piece)).await.map_err(late)??;
+    }
+    Ok(())
+}
+
+/// An end's own name goes into its proof, so that no proof can be sent back to who made it.
+const SERVER: &[u8] = b"oasis node, server";
+const CLIENT: &[u8] = b"oasis node, client";
+
+const WRONG_SECRET: &str = "the shared secrets differ, or only one end has one";
+
+fn nonce() -> Result<[u8; 32], SessionError> {
+    let mut nonce = [0; 32];
+    getrandom::fill(&mut nonce).map_err(|error| SessionError::Network(format!("no random numbers: {error}")))?;
+    Ok(nonce)
+}
+
+fn unexpected(expected: &'static str, message: &Message) -> SessionError {
+    match message {
+        Message::Refused { reason, .. } => SessionError::Refused(reason.clone()),
+        other => SessionError::Unexpected { expected, found: other.name() },
+    }
+}
+
+/// Opens a session for `service` with a node.
+///
+/// # Errors
+/// When nobody answers in time, the secrets differ, or the node assumes something else.
+pub async fn connect(address: impl ToSocketAddrs, service: Service, terms: &Terms) -> Result<Session, SessionError> {
+    let greet = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let ours = nonce()?;
+        send_greeting(&mut stream, &Message::Hello { version: WIRE_VERSION, service, nonce: ours }).await?;
+        let theirs = match read_greeting(&mut stream, terms).await? {
+            Message::Challenge { nonce: theirs, proof } => {
+                if !terms.secret.verifies(&[SERVER, &ours, &theirs], &proof) {
+                    return Err(SessionError::Refused(WRONG_SECRET.to_owned()));
+                }
+                theirs
+            }
+            other => return Err(unexpected("a challenge", &other)),
+        };
+        let proof = terms.secret.proof(&[CLIENT, &ours, &theirs]);
+        send_greeting(&mut stream, &Message::Proof { proof, facts: terms.facts.clone() }).await?;
+        match read_greeting(&mut stream, terms).await? {
+            Message::Welcome => Ok(Session::start(stream, terms.timeout)),
+            other => Err(unexpected("a welcome", &other)),
+        }
+    };
+    let late = |_| SessionError::TimedOut { what: "opening a session", after: terms.timeout };
+    timeout(terms.timeout, greet).await.map_err(late)?
+}
+
+/// Answers a client that has connected for `service`.
+///
+/// # Errors
+/// When the client is silent, wants another service, does not know the secret, or assumes something else: it is told.
+pub async fn accept(mut stream: TcpStream, service: Service, terms: &Terms) -> Result<Session, SessionError> {
+    stream.set_nodelay(true)?;
+    let late = |_| SessionError::TimedOut { what: "opening a session", after: terms.timeout };
+    let greeted = timeout(terms.timeout, greet(&mut stream, service, terms)).await.map_err(late)?;
+    if let Err(SessionError::Refused(reason)) = &greeted {
+        let refused = Message::Refused { request: 0, reason: reason.clone() };
+        // The client may have gone.
+        let _ = timeout(terms.timeout, send_greeting(&mut stream, &refused)).await;
+    }
+    greeted?;
+    Ok(Session::start(stream, terms.timeout))
+}
+
+async fn greet(stream: &mut TcpStream, ours: Service, terms: &Terms) -> Result<(), SessionError> {
+    let client = match read_greeting(stream, terms).await? {
+        Message::Hello { version, .. } if version != WIRE_VERSION => {
+            let text =
+                format!("protocol: expected version {WIRE_VERSION}, found {version}; both nodes need one release");
+            return Err(SessionError::Refused(text));
+        }
+        Message::Hello { service, .. } if service != ours => {
+            let text = format!("role: expected a client of a {} node, found one of a {}", ours.name(), service.name());
+            return Err(SessionError::Refused(text));
+        }
+        Message::Hello { nonce, .. } => nonce,
+        other => return Err(unexpected("a hello", &other)),
+    };
+    let server = nonce()?;
+    let proof = terms.secret.proof(&[SERVER, &client, &server]);
+    send_greeting(stream, &Message::Challenge { nonce: server, proof }).await?;
+    match read_greeting(stream, terms).await? {
+        Message::Proof { proof, .. } if !terms.secret.verifies(&[CLIENT, &client, &server], &proof) => {
+            return Err(SessionError::Refused(WRONG_SECRET.to_owned()));
+        }
+        Message::Proof { facts, .. } => compare(&terms.facts, &facts).map_err(SessionError::Refused)?,
+        other => return Err(unexpected("a proof", &other)),
+    }
+    send_greeting(stream, &Message::Welcome).await
+}
+
+/// The first thing that two ends do not agree on.
+fn compare(ours: &[Fact], theirs: &[Fact]) -> Result<(), String> {
+    let absent = Fact::new("", "nothing");
+    for index in 0..ours.len().max(theirs.len()) {
+        let (ours, theirs) = (ours.get(index).unwrap_or(&absent), theirs.get(index).unwrap_or(&absent));
+        if ours != theirs {
+            let name = if ours.name.is_empty() { &theirs.name } else { &ours.name };
+            let is_other = ours.name != theirs.name && !ours.name.is_empty() && !theirs.name.is_empty();
+            let found = if is_other { &theirs.name } else { &theirs.value };
+            return Err(format!("{name}: expected {}, found {found}; both nodes need the same", ours.value));
+        }
+    }
+    Ok(())
+}
+
+async fn send_greeting(stream: &mut TcpStream, message: &Message) -> Result<(), SessionError> {
+    let bytes = message.encode();
+    let length = u32::try_from(bytes.len()).expect("greetings are short").to_le_bytes();
+    stream.write_all(&[&length[..], &bytes].concat()).await?;
+    Ok(())
+}
+
+async fn read_greeting(stream: &mut TcpStream, terms: &Terms) -> Result<Message, SessionError> {
+    Ok(read(stream, MAX_GREETING, terms.timeout).await?.message)
+}
+
+#[cfg(test)]
+mod tests;
