@@ -10,4 +10,5 @@ pub mod explain;
 pub mod list;
 pub mod pull;
 pub mod run;
+pub mod sweep;
 pub mod trace;
