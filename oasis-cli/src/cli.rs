@@ -1,7 +1,7 @@
 //! Arguments: what can be said on the command line, and nothing of what it does.
 
 use crate::args::GlobalArgs;
-use crate::commands::{bench, check, completions, doctor, eval, explain, list, pull, run, serve_node, trace};
+use crate::commands::{bench, check, completions, doctor, eval, explain, list, pull, run, serve_node, sweep, trace};
 use clap::{Parser, Subcommand};
 
 /// Lookahead sparse decoding with most of the KV cache outside the device
@@ -27,6 +27,8 @@ pub enum Command {
     Eval(eval::EvalArgs),
     /// Measure speed beside its floor
     Bench(bench::BenchArgs),
+    /// Measure over a grid of settings, resume where it ended, and draw the results
+    Sweep(sweep::SweepArgs),
     /// Draw what `run --trace` recorded
     Trace(trace::TraceArgs),
     /// List the policies, transports and stores that are linked in

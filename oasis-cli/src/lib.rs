@@ -31,6 +31,8 @@ mod progress;
 mod prompt;
 pub mod report;
 mod settings;
+mod svg;
+mod sweep;
 mod text;
 mod tokens;
 mod trace;
@@ -88,6 +90,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> CliResult {
         Command::ServeNode(args) => commands::serve_node::run(args, &cli.global, out),
         Command::Eval(args) => commands::eval::run(args, &cli.global, out),
         Command::Bench(args) => commands::bench::run(args, &cli.global, out),
+        Command::Sweep(args) => commands::sweep::run(args, &cli.global, out),
         Command::Trace(args) => commands::trace::run(args, out),
         Command::List(args) => commands::list::run(args, out),
         Command::Explain(args) => commands::explain::run(args, &cli.global, out),

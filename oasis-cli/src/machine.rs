@@ -1,10 +1,10 @@
 //! The CPU and memory of this machine.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fs;
 
 /// What computes on the host.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Product name, where the system says.
     pub cpu: Option<String>,

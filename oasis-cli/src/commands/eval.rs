@@ -52,6 +52,9 @@ struct RecallArgs {
     /// Tasks, one JSON object a line [default: the embedded ones]
     #[arg(long, value_name = "FILE")]
     tasks: Option<PathBuf>,
+    /// Measure the configuration as it is, without the usual policies
+    #[arg(long)]
+    configured: bool,
     /// A further policy, such as selector.fetch_ratio=0.1,predictor.kind=last-query; may be repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     with: Vec<String>,
@@ -83,6 +86,9 @@ struct WindowArgs {
 struct CoverageArgs {
     #[command(flatten)]
     windows: WindowArgs,
+    /// Measure the configuration as it is, without the usual policies
+    #[arg(long)]
+    configured: bool,
     /// A further policy, such as selector.fetch_ratio=0.1,predictor.kind=last-query; may be repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     with: Vec<String>,
@@ -145,8 +151,7 @@ fn run_recall(args: &RecallArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
         text: ModelText::new(&model.checkpoint)?,
         prefill_chunk: resolved.config.prefill_chunk(),
     };
-    let mut contenders = Contender::defaults();
-    contenders.extend(args.with.iter().map(|text| Contender::parse(text)));
+    let contenders = Contender::choose(args.configured, &args.with);
 
     let mut scores: Vec<Score> = Vec::new();
     for &length in &lengths {
@@ -196,10 +201,9 @@ fn run_coverage(args: &CoverageArgs, global: &GlobalArgs, out: &mut dyn Write) -
         model: &model,
         weights: assemble::load_model(&resolved.config, &model)?,
         text,
-        prefill_chunk: resolved.config.engine.prefill_chunk,
+        prefill_chunk: resolved.config.prefill_chunk(),
     };
-    let mut contenders = Contender::defaults();
-    contenders.extend(args.with.iter().map(|text| Contender::parse(text)));
+    let contenders = Contender::choose(args.configured, &args.with);
     let bar = Progress::parts("decoding");
     let options = assemble::cpu_options(&resolved.config);
     let coverage = coverage::measure(&setting, &contenders, options, &windows, |done| {

@@ -11,4 +11,5 @@ pub mod list;
 pub mod pull;
 pub mod run;
 pub mod serve_node;
+pub mod sweep;
 pub mod trace;

@@ -18,17 +18,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Coverage {
     /// Policy.
     pub policy: String,
+    /// Mean over layers.
+    pub mean: f64,
+    /// Of the worst layer.
+    pub min: f64,
     /// Mean share of the weight in each layer, over KV heads, steps and windows, 0 to 1.
     pub layers: Vec<f64>,
     /// Mean bytes over the link a decode step, first working sets left out.
     pub link_bytes_per_step: f64,
-}
-
-impl Coverage {
-    /// Mean over layers.
-    pub fn mean(&self) -> f64 {
-        self.layers.iter().sum::<f64>() / self.layers.len().max(1) as f64
-    }
 }
 
 /// Dense attention's weights in one layer and step: `[kv_heads]` of the tail, then of each complete block, mean over the
@@ -169,9 +166,12 @@ pub fn measure(
     }
     let coverage = sparse.into_iter().map(|(policy, executor, sums)| {
         let stats = executor.stats();
+        let layers: Vec<f64> = lock(&sums).iter().map(|(sum, count)| sum / *count as f64).collect();
         Coverage {
             policy: policy.to_owned(),
-            layers: lock(&sums).iter().map(|(sum, count)| sum / *count as f64).collect(),
+            mean: layers.iter().sum::<f64>() / layers.len().max(1) as f64,
+            min: layers.iter().copied().fold(f64::INFINITY, f64::min),
+            layers,
             link_bytes_per_step: stats.link_bytes as f64 / stats.steps.max(1) as f64,
         }
     });
@@ -193,7 +193,7 @@ pub fn render(coverage: &[Coverage], windows: &[Window], budget: usize) -> Strin
     let head = ["policy".to_owned(), "mean".to_owned()].into_iter().chain((0..layers).map(|l| format!("layer {l}")));
     let mut rows = vec![head.chain(["KiB/step".to_owned()]).collect::<Vec<_>>()];
     for row in coverage {
-        let shares = std::iter::once(row.mean()).chain(row.layers.iter().copied());
+        let shares = std::iter::once(row.mean).chain(row.layers.iter().copied());
         let cells = std::iter::once(row.policy.clone()).chain(shares.map(|share| format!("{share:.4}")));
         rows.push(cells.chain([format!("{:.0}", row.link_bytes_per_step / 1024.0)]).collect());
     }

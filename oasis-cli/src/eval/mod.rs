@@ -4,4 +4,5 @@ pub mod agreement;
 pub mod coverage;
 pub mod meter;
 pub mod recall;
+pub mod statistics;
 pub mod tasks;

@@ -3,6 +3,7 @@
 use crate::args::GlobalArgs;
 use crate::assemble::{self, Model};
 use crate::error::{CliError, CliResult};
+use crate::eval::statistics::wilson;
 use crate::eval::tasks::Task;
 use crate::settings::resolve;
 use crate::text::columns;
@@ -29,12 +30,20 @@ pub struct Contender {
 
 impl Contender {
     /// From `key=value,key=value`.
-    pub fn parse(text: &str) -> Self {
+    fn parse(text: &str) -> Self {
         Self { name: text.to_owned(), settings: text.split(',').map(str::to_owned).collect() }
     }
 
+    /// The configuration as it is, or the usual ones; then one for each of `with`.
+    pub fn choose(configured: bool, with: &[String]) -> Vec<Self> {
+        let alone = || vec![Self { name: "configured".to_owned(), settings: Vec::new() }];
+        let mut contenders = if configured { alone() } else { Self::defaults() };
+        contenders.extend(with.iter().map(|text| Self::parse(text)));
+        contenders
+    }
+
     /// Dense decoding, the upper and the lower bound, and the policies between.
-    pub fn defaults() -> Vec<Self> {
+    fn defaults() -> Vec<Self> {
         let rows: [(&str, &[&str]); 5] = [
             ("dense", &["kv.budget_blocks=all"]),
             ("exact + fetch-all", &["predictor.kind=exact", "selector.kind=fetch-all"]),
@@ -75,11 +84,28 @@ pub struct Score {
     pub length: usize,
     /// Right answers and prompts, per task.
     pub tasks: BTreeMap<String, (usize, usize)>,
+    /// Share of right answers over all tasks but the hard two.
+    pub exact_match: f64,
+    /// Lower bound of that share with 95% confidence.
+    pub exact_match_low: f64,
+    /// Upper bound.
+    pub exact_match_high: f64,
+    /// Share of right answers over all tasks.
+    pub exact_match_all: f64,
     /// Mean bytes over the link a decode step, first working sets left out.
     pub link_bytes_per_step: f64,
 }
 
 impl Score {
+    /// Shares from counts.
+    fn add_up(&mut self) {
+        let share = |(right, all): (usize, usize)| right as f64 / all.max(1) as f64;
+        let (right, all) = self.headline();
+        (self.exact_match_low, self.exact_match_high) = wilson(right, all);
+        self.exact_match = share((right, all));
+        self.exact_match_all = share(self.all());
+    }
+
     /// Right answers and prompts over the tasks that `keep` keeps.
     fn sum(&self, keep: impl Fn(&str) -> bool) -> (usize, usize) {
         let kept = self.tasks.iter().filter(|(task, _)| keep(task));
@@ -158,6 +184,7 @@ impl Recall<'_> {
         }
         let scores = executors.into_iter().map(|(_, executor, mut score)| {
             let stats = executor.stats();
+            score.add_up();
             score.link_bytes_per_step = stats.link_bytes as f64 / stats.steps.max(1) as f64;
             score
         });

@@ -1,8 +1,8 @@
 //! The picture of one decode step: a lane for the foreground and one a stage, rectangles coloured by layer.
 
+use crate::svg::{Anchor, Font, INK, Rect, Svg};
 use crate::trace::file::Span;
 use crate::trace::step::{DecodeStep, Hidden};
-use crate::trace::svg::{Anchor, Font, INK, Rect, Svg};
 use oasis_core::pipeline::Track;
 use std::ops::Range;
 

@@ -3,7 +3,6 @@
 mod draw;
 mod file;
 mod step;
-mod svg;
 
 pub use draw::draw;
 pub use file::Recording;

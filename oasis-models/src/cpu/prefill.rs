@@ -141,9 +141,11 @@ impl PromptState {
     /// Reads a prompt in chunks of at most `chunk` tokens; `progress` hears of token-layers done, and of all.
     ///
     /// # Panics
-    /// When the prompt is empty, longer than the model's context, or has a token the model does not know.
+    /// When the prompt is empty, longer than the model's context, or has a token the model does not know, or a chunk has
+    /// no tokens.
     pub fn read(model: &CpuModel, prompt: &[TokenId], chunk: usize, progress: &mut dyn FnMut(usize, usize)) -> Self {
         assert!((1..=model.spec().max_positions).contains(&prompt.len()), "a prompt has 1 to max_positions tokens");
+        assert!(chunk > 0, "a chunk has at least one token");
         let (decoder, draft) = (&model.decoder, model.draft.as_ref());
         let mut prefill = Prefill::new(decoder, draft, prompt);
         let mut layers = Vec::with_capacity(decoder.spec.layers);

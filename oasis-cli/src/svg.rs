@@ -94,6 +94,43 @@ impl Svg {
         ));
     }
 
+    /// Begins a group of elements that belong to the series `index`.
+    pub fn series(&mut self, class: &str, index: usize) {
+        self.push(&format!("<g class=\"{class}\" data-series=\"{index}\">"));
+    }
+
+    /// Ends the group.
+    pub fn end_series(&mut self) {
+        self.push("</g>");
+    }
+
+    /// A line through points.
+    pub fn curve(&mut self, points: &[(f64, f64)], color: &str, dashes: &str) {
+        let points: Vec<String> = points.iter().map(|(x, y)| format!("{x:.2},{y:.2}")).collect();
+        let dashes = if dashes.is_empty() { String::new() } else { format!(" stroke-dasharray=\"{dashes}\"") };
+        self.push(&format!(
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"{dashes}/>",
+            points.join(" ")
+        ));
+    }
+
+    /// A thick upright or level line: how far a figure is known.
+    pub fn whisker(&mut self, from: (f64, f64), to: (f64, f64), color: &str) {
+        let ((x1, y1), (x2, y2)) = (from, to);
+        self.push(&format!(
+            "<line x1=\"{x1:.2}\" y1=\"{y1:.2}\" x2=\"{x2:.2}\" y2=\"{y2:.2}\" stroke=\"{color}\" stroke-opacity=\"0.45\" \
+             stroke-width=\"1.5\"/>"
+        ));
+    }
+
+    /// A dot; `title` is shown where a pointer rests on it.
+    pub fn dot(&mut self, x: f64, y: f64, color: &str, title: &str) {
+        self.push(&format!(
+            "<circle cx=\"{x:.2}\" cy=\"{y:.2}\" r=\"4\" fill=\"{color}\"><title>{}</title></circle>",
+            escape(title)
+        ));
+    }
+
     /// The document.
     pub fn finish(self, height: f64, title: &str) -> String {
         let Self { width, body } = self;
@@ -111,7 +148,7 @@ impl Svg {
     }
 }
 
-/// Text as SVG content.
-fn escape(text: &str) -> String {
+/// Text as SVG or HTML content.
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -1,0 +1,111 @@
+//! Finished points on disk: one file each, which appears only when it is complete.
+
+use crate::error::{CliError, CliResult};
+use crate::sweep::point::Finished;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Beginning of the names of files that are being written.
+const UNFINISHED: &str = ".unfinished-";
+
+/// The folder of one sweep.
+pub struct State {
+    folder: PathBuf,
+}
+
+impl State {
+    /// Opens the folder, or makes it, and removes what a killed run left half written.
+    ///
+    /// # Errors
+    /// When the folder cannot be made.
+    pub fn open(folder: &Path) -> CliResult<Self> {
+        let state = Self { folder: folder.to_owned() };
+        let points = state.points();
+        std::fs::create_dir_all(&points).map_err(|error| refused(&points, &error))?;
+        for folder in [&state.folder, &points] {
+            for entry in std::fs::read_dir(folder).map_err(|error| refused(folder, &error))?.flatten() {
+                if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+                    std::fs::remove_file(entry.path()).map_err(|error| refused(&entry.path(), &error))?;
+                }
+            }
+        }
+        Ok(state)
+    }
+
+    /// The point of this name, where it is finished. A file that is no finished point is as good as none.
+    pub fn read(&self, id: &str) -> Option<Finished> {
+        let text = std::fs::read(self.points().join(format!("{id}.json"))).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Keeps a finished point.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn keep(&self, id: &str, finished: &Finished) -> CliResult {
+        let mut text = serde_json::to_vec_pretty(finished)?;
+        text.push(b'\n');
+        self.write_in(&self.points(), &format!("{id}.json"), &text)
+    }
+
+    /// Writes a file of the sweep's folder; readers see the old one or the new one.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&self, name: &str, text: &str) -> CliResult {
+        self.write_in(&self.folder, name, text.as_bytes())
+    }
+
+    /// Where a file of the sweep's folder is.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn points(&self) -> PathBuf {
+        self.folder.join("points")
+    }
+
+    fn write_in(&self, folder: &Path, name: &str, text: &[u8]) -> CliResult {
+        let target = folder.join(name);
+        let write = || -> std::io::Result<()> {
+            let mut file =
+                tempfile::Builder::new().prefix(UNFINISHED).permissions(permissions()).tempfile_in(folder)?;
+            file.write_all(text)?;
+            // On the disk before the name is.
+            file.as_file().sync_all()?;
+            file.persist(&target)?;
+            Ok(())
+        };
+        write().map_err(|error| refused(&target, &error))
+    }
+}
+
+/// What any new file has; temporary ones are their owner's alone.
+fn permissions() -> std::fs::Permissions {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::Permissions::from_mode(0o666)
+}
+
+fn refused(path: &Path, error: &std::io::Error) -> CliError {
+    CliError::failure(
+        format!("{}: expected a place to write results to, found: {error}", path.display()),
+        "--output names another folder",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_run_left_is_removed_and_damage_is_no_result() {
+        let folder = tempfile::tempdir().unwrap();
+        State::open(folder.path()).unwrap();
+        let points = folder.path().join("points");
+        std::fs::write(points.join(".unfinished-1"), "{").unwrap();
+        std::fs::write(points.join("abc.json"), "{\"command\": ").unwrap();
+        let state = State::open(folder.path()).unwrap();
+        assert!(!points.join(".unfinished-1").exists());
+        assert!(points.join("abc.json").exists() && state.read("abc").is_none());
+    }
+}

@@ -1,0 +1,143 @@
+//! `oasis sweep` on the embedded model: killed, resumed, wrong.
+
+mod common;
+
+use common::{oasis, outcome};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use tempfile::{TempDir, tempdir};
+
+/// 24 points of a workload that takes a fraction of a second each.
+const SWEEP: &str = r#"
+title = "Coverage over <budget>, cap and policy"
+
+[[measure]]
+command = "eval coverage"
+arguments = ["--configured", "--file", "text.txt", "--context", "300", "--steps", "4", "--windows", "1"]
+
+[grid]
+kv.budget_blocks = [4, 8]
+selector.fetch_ratio = [0.01, 0.1, 0.3, 1.0]
+
+[[case]]
+name = "draft-query"
+
+[[case]]
+name = "last-query"
+settings = { predictor.kind = "last-query" }
+
+[[case]]
+name = "exact"
+settings = { predictor.kind = "exact" }
+"#;
+
+fn folder(sweep: &str) -> TempDir {
+    let folder = tempdir().unwrap();
+    std::fs::write(folder.path().join("tiny.toml"), sweep).unwrap();
+    let verse = "And he said, I will not do it, if I find thirty there; and the king went into the city by night. ";
+    std::fs::write(folder.path().join("text.txt"), verse.repeat(40)).unwrap();
+    folder
+}
+
+fn run(folder: &Path, args: &[&str]) -> (i32, String, String) {
+    outcome(oasis(folder).arg("sweep").args(args).stdin(Stdio::null()).output().unwrap())
+}
+
+/// Finished points and their contents.
+fn points(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let Ok(entries) = std::fs::read_dir(folder.join("sweeps/tiny/points")) else { return BTreeMap::new() };
+    let files = entries.map(|entry| entry.unwrap()).filter(|e| e.file_name().to_string_lossy().ends_with(".json"));
+    files.map(|file| (file.file_name().into_string().unwrap(), std::fs::read(file.path()).unwrap())).collect()
+}
+
+#[test]
+fn a_killed_sweep_goes_on_where_it_was() {
+    let folder = folder(SWEEP);
+    let mut command = oasis(folder.path());
+    let mut child = command.args(["sweep", "tiny.toml"]).stdout(Stdio::null()).stdin(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    while points(folder.path()).len() < 3 {
+        assert!(start.elapsed() < Duration::from_secs(300), "no point is finished");
+        assert!(child.try_wait().unwrap().is_none(), "the sweep ended before it could be killed");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let before = points(folder.path());
+    assert!((3..24).contains(&before.len()), "{}", before.len());
+    for (name, text) in &before {
+        assert!(serde_json::from_slice::<serde_json::Value>(text).is_ok(), "{name} is not complete");
+    }
+    assert!(!folder.path().join("sweeps/tiny/report.html").exists());
+
+    let (code, out, err) = run(folder.path(), &["tiny.toml"]);
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert!(out.contains(&format!("24 points, {} of them finished before", before.len())), "{out}");
+    assert_eq!(out.matches("eval coverage").count(), 24 - before.len(), "{out}");
+    let after = points(folder.path());
+    assert_eq!(after.len(), 24);
+    assert!(before.iter().all(|(name, text)| after[name] == *text), "a finished point was measured again");
+
+    // A third run measures nothing and finds the same.
+    let results = folder.path().join("sweeps/tiny");
+    let read = |name: &str| std::fs::read_to_string(results.join(name)).unwrap();
+    let (csv, report) = (read("results.csv"), read("report.html"));
+    let (_, out, _) = run(folder.path(), &["tiny.toml"]);
+    assert!(!out.contains(" s  eval"), "{out}");
+    assert_eq!((read("results.csv"), read("report.html")), (csv.clone(), report.clone()));
+
+    assert_eq!(csv.lines().count(), 25);
+    assert!(csv.lines().next().unwrap().starts_with("command,case,kv.budget_blocks,policy,selector.fetch_ratio,"));
+    assert!(report.contains("Coverage over &lt;budget&gt;, cap and policy") && report.contains("24 of 24 points"));
+    let network = ["src=", "href=\"", "@import", "url(", "fetch("];
+    assert!(network.iter().all(|word| !report.contains(word)), "the report asks the network");
+    let drawn = read("eval-coverage-mean.svg");
+    assert_eq!(drawn.matches("<circle").count(), 24);
+    let all: serde_json::Value = serde_json::from_str(&read("results.json")).unwrap();
+    let point = &all["points"][5];
+    assert_eq!((point["case"].as_str(), &point["axes"]["kv.budget_blocks"]), (Some("draft-query"), &8.into()));
+    assert_eq!(point["measured"]["config"]["selector.fetch_ratio"], 0.1);
+    assert_eq!(point["measured"]["provenance"]["version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn a_dry_run_measures_nothing() {
+    let folder = folder(SWEEP);
+    let (code, out, err) = run(folder.path(), &["--dry-run", "tiny.toml"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert_eq!(out.matches("to do").count(), 24);
+    assert!(out.contains("last-query kv.budget_blocks=4 selector.fetch_ratio=0.3"), "{out}");
+    assert!(points(folder.path()).is_empty());
+}
+
+#[test]
+fn what_is_wrong_is_said_before_anything_runs() {
+    let measure = "[[measure]]\ncommand = \"eval recall\"\n";
+    let cases = [
+        ("title = 3".to_owned(), "tiny.toml: expected a sweep"),
+        ("title = \"t\"\nmeasure = []".to_owned(), "tiny.toml: measure: expected at least one measurement"),
+        (format!("title = \"t\"\n{measure}[grid]\nkv.budget_blocs = [1]"), "kv.budget_blocs: expected one of the keys"),
+        (format!("title = \"t\"\n{measure}[grid]\nkv.budget_blocks = 1"), "grid.kv.budget_blocks: expected a list"),
+        ("title = \"t\"\n[[measure]]\ncommand = \"run\"".to_owned(), "measure: expected a command of `oasis eval` or"),
+    ];
+    for (sweep, message) in cases {
+        let folder = folder(&sweep);
+        let (code, out, err) = run(folder.path(), &["tiny.toml"]);
+        assert_eq!((code, out.as_str()), (2, ""), "{sweep}");
+        assert!(err.starts_with(&format!("error: {message}")) && err.contains("\n  hint: "), "{sweep}: {err}");
+    }
+}
+
+#[test]
+fn a_point_that_fails_does_not_end_the_others() {
+    let sweep = SWEEP.replace("kv.budget_blocks = [4, 8]", "kv.budget_blocks = [4]\n\"--context\" = [100000, 200]");
+    let sweep = sweep.replace("\"--context\", \"300\", ", "").replace("[0.01, 0.1, 0.3, 1.0]", "[0.1]");
+    let folder = folder(&sweep);
+    let (code, out, err) = run(folder.path(), &["tiny.toml"]);
+    assert_eq!(code, 1, "{out}");
+    assert!(err.starts_with("error: 3 points failed:\n") && err.contains("expected at least 100005 tokens"), "{err}");
+    assert_eq!(points(folder.path()).len(), 3);
+    assert!(out.contains("3 of 6 points"), "{out}");
+}
