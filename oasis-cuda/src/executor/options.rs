@@ -169,3 +169,50 @@ impl CudaOptions {
         self.prefill_chunk.next_power_of_two().min(self.max_context.next_power_of_two()).max(BLOCK_TOKENS)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oasis_core::policy::Kept;
+
+    const CODE: DeviceCode = DeviceCode::new("policy.cuh", "");
+
+    fn options(scores: ScoreSource, kept: Kept) -> SparseOptions {
+        SparseOptions {
+            budget_blocks: 8,
+            cap: 1,
+            source: QuerySource::Current,
+            ranking: Some(ScoreRanking { scores, kept }),
+            summarizer: Some(CODE),
+            summary_bytes: 256,
+            selector: Some(CODE),
+            gather: GatherOptions::default(),
+            copy_engine: false,
+            host: HostOptions { capacity: 0, alias: None },
+        }
+    }
+
+    #[test]
+    fn only_policies_without_device_code_need_the_host() {
+        let by_summaries = options(ScoreSource::Summaries(Aggregate::Max), Kept { sinks: 1, recent: 6 });
+        assert_eq!((by_summaries.bridge(), by_summaries.device_summary()), (None, 256));
+        assert_eq!(by_summaries.scoring(), Some((CODE, Aggregate::Max)));
+        let without_selector = SparseOptions { selector: None, ..by_summaries.clone() };
+        assert_eq!(without_selector.bridge(), Some(Bridge::Selection));
+        let without_summarizer = SparseOptions { summarizer: None, ..by_summaries.clone() };
+        assert_eq!((without_summarizer.bridge(), without_summarizer.device_summary()), (Some(Bridge::Prediction), 0));
+        let without_ranking = SparseOptions { ranking: None, ..by_summaries };
+        assert_eq!((without_ranking.bridge(), without_ranking.device_summary()), (Some(Bridge::Prediction), 0));
+    }
+
+    #[test]
+    fn neither_a_window_nor_a_hash_needs_summaries() {
+        let window = options(ScoreSource::Summaries(Aggregate::Sum), Kept { sinks: 1, recent: usize::MAX });
+        let random = options(ScoreSource::Hash(HashSeed(5)), Kept::default());
+        assert_eq!((window.hash(), random.hash()), (None, Some(HashSeed(5))));
+        for options in [window, random] {
+            let without_summarizer = SparseOptions { summarizer: None, ..options };
+            assert_eq!((without_summarizer.bridge(), without_summarizer.device_summary()), (None, 0));
+        }
+    }
+}
