@@ -122,7 +122,7 @@ fn oasis_arguments(words: &[String]) -> Option<Vec<String>> {
     let program = words.first()?;
     let arguments = match program.as_str() {
         "oasis" | "target/release/oasis" => &words[1..],
-        "cargo" if words.get(1).is_some_and(|word| word == "run") => {
+        "cargo" if words.get(1).is_some_and(|word| word == "run") && !words.iter().any(|word| word == "--example") => {
             let end = words.iter().position(|word| word == "--").expect("cargo run -- ARGUMENTS");
             &words[end + 1..]
         }

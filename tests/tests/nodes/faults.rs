@@ -32,8 +32,13 @@ fn survive(
     network.stop(false);
     network.delay(Duration::ZERO);
     network.cut_after(u64::MAX);
-    let (_, again) = run(&mut decode, &requests()[..1], |_, _, _| ());
-    assert_eq!(again[0], expected[0], "a later request");
+    eventually("a later request is answered", || {
+        let (_, again) = run(&mut decode, &requests()[..1], |_, _, _| ());
+        // On a busy machine an honest answer may miss a short deadline too.
+        let is_late = again[0].error.as_ref().is_some_and(|error| error.contains("no answer within"));
+        assert!(is_late || again[0] == expected[0], "a later request: {:?}", again[0]);
+        !is_late
+    });
     assert_idle(prefill, decode.executor());
     said.into_iter().map(|said| said.error).collect()
 }
