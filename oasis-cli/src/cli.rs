@@ -1,7 +1,9 @@
 //! Arguments: what can be said on the command line, and nothing of what it does.
 
 use crate::args::GlobalArgs;
-use crate::commands::{bench, check, completions, doctor, eval, explain, list, pull, run, serve_node, sweep, trace};
+use crate::commands::{
+    bench, check, completions, doctor, eval, explain, list, new_policy, pull, run, serve_node, sweep, trace,
+};
 use clap::{Parser, Subcommand};
 
 /// Lookahead sparse decoding with most of the KV cache outside the device
@@ -33,6 +35,8 @@ pub enum Command {
     Trace(trace::TraceArgs),
     /// List the policies, transports and stores that are linked in
     List(list::ListArgs),
+    /// Start a crate with a policy of your own
+    NewPolicy(new_policy::NewPolicyArgs),
     /// Print every configuration value and where it came from
     Explain(explain::ExplainArgs),
     /// Check a configuration and build everything but the weights

@@ -92,6 +92,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> CliResult {
         Command::Bench(args) => commands::bench::run(args, &cli.global, out),
         Command::Sweep(args) => commands::sweep::run(args, &cli.global, out),
         Command::Trace(args) => commands::trace::run(args, out),
+        Command::NewPolicy(args) => commands::new_policy::run(args, out),
         Command::List(args) => commands::list::run(args, out),
         Command::Explain(args) => commands::explain::run(args, &cli.global, out),
         Command::Check(args) => commands::check::run(args, &cli.global, out),

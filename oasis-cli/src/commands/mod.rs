@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod eval;
 pub mod explain;
 pub mod list;
+pub mod new_policy;
 pub mod pull;
 pub mod run;
 pub mod serve_node;
