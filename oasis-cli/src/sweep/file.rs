@@ -1,7 +1,7 @@
 //! The file of a sweep and the points that it stands for.
 
 use crate::error::{CliError, CliResult};
-use crate::sweep::point::Point;
+use crate::sweep::point::{Point, plain};
 use serde::Deserialize;
 use std::path::Path;
 use toml::{Table, Value};
@@ -158,11 +158,6 @@ fn combinations(axes: &[(String, Vec<Value>)]) -> Vec<Vec<(String, Value)>> {
         };
         so_far.iter().flat_map(longer).collect()
     })
-}
-
-/// A value as it is written in an argument: text without quotes.
-pub fn plain(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 #[cfg(test)]

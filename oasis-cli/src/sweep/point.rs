@@ -5,7 +5,6 @@ use crate::cli::{Cli, Command};
 use crate::error::{CliError, CliResult};
 use crate::machine::{self, Machine};
 use crate::settings::resolve;
-use crate::sweep::file::plain;
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -153,6 +152,11 @@ fn utc(time: SystemTime) -> String {
     let year = era * 400 + year_of_era + u64::from(month <= 2);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// A value as it is written in an argument: text without quotes.
+pub fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Results as one table: a row for each row that a measurement printed, its texts as labels and its numbers as figures.
 
-use crate::sweep::file::plain;
-use crate::sweep::point::{Finished, Point};
+use crate::sweep::point::{Finished, Point, plain};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
