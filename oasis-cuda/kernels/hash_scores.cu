@@ -2,7 +2,7 @@
 // exactly the rule of oasis-core. One CTA a (request, KV head).
 //
 // -D HEAD_DIM=64|128 GROUP=1..16 QUERIES=1|2 QUERY=0|1
-#include "prelude.cuh"
+#include "hash.cuh"
 
 constexpr int kThreads = 256;
 
@@ -14,13 +14,8 @@ struct Params {
     i32 kv_heads, stride;
 };
 
-// SplitMix64: one step of the generator that `x` is the state of.
-DEVICE u64 mix(u64 x) {
-    x += 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
+// One step of the generator that `x` is the state of.
+DEVICE u64 step(u64 x) { return mix(x + kHashStep); }
 
 extern "C" __global__ void __launch_bounds__(kThreads) hash_scores(const __grid_constant__ Params p) {
     __shared__ u16 query[GROUP * HEAD_DIM];
@@ -33,11 +28,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) hash_scores(const __grid_
     for (i32 i = t; i < GROUP * HEAD_DIM; i += kThreads) query[i] = __ldg(q + i);
     __syncthreads();
     if (t == 0) {
-        u64 hash = mix(p.seed ^ (u64)head);
-        for (i32 i = 0; i < GROUP * HEAD_DIM; i++) hash = mix(hash ^ (u64)__float_as_uint(bf16_float(query[i])));
+        u64 hash = step(p.seed ^ (u64)head);
+        for (i32 i = 0; i < GROUP * HEAD_DIM; i++) hash = step(hash ^ (u64)__float_as_uint(bf16_float(query[i])));
         start = hash;
     }
     __syncthreads();
     float* const scores = p.scores + ((u64)request * p.kv_heads + head) * p.stride;
-    for (i32 block = t; block < blocks; block += kThreads) scores[block] = (float)(mix(start ^ (u64)block) >> 40);
+    for (i32 block = t; block < blocks; block += kThreads) scores[block] = (float)(step(start ^ (u64)block) >> 40);
 }

@@ -1,5 +1,5 @@
 // Weights of a model of which only the shape matters: uniform numbers of mean 0, a hash of seed and index.
-#include "prelude.cuh"
+#include "hash.cuh"
 
 struct Params {
     u32* data;  // bf16 pairs [pairs]
@@ -8,16 +8,10 @@ struct Params {
     u32 mask;     // bits of a pair that are kept
 };
 
-DEVICE u64 mix(u64 x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-
 extern "C" __global__ void __launch_bounds__(512) fill_random(const __grid_constant__ Params p) {
     const u64 threads = (u64)gridDim.x * 512;
     for (u64 i = (u64)blockIdx.x * 512 + threadIdx.x; i < p.pairs; i += threads) {
-        const u64 bits = mix(p.seed + 0x9e3779b97f4a7c15ull * (i + 1));
+        const u64 bits = mix(p.seed + kHashStep * (i + 1));
         const float low = (float)(int)(u32)bits * 0x1p-31f, high = (float)(int)(u32)(bits >> 32) * 0x1p-31f;
         p.data[i] = bf16_pair(low * p.width, high * p.width) & p.mask;
     }

@@ -2,6 +2,7 @@
 // a temperature, the largest of logit / temperature + Gumbel noise, which draws from the softmax in one pass.
 //
 // Noise is a hash of (seed, position, token): it depends on nothing but the request.
+#include "hash.cuh"
 #include "logits.cuh"
 
 struct Params {
@@ -18,16 +19,9 @@ struct Params {
 
 constexpr int kThreads = 512, kLoads = 4;
 
-// A finaliser of 64-bit hashes (SplitMix64).
-DEVICE u64 mix(u64 x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-constexpr u64 kStep = 0x9e3779b97f4a7c15ull;
 constexpr float kMostNoise = 23.0f;
 DEVICE float gumbel(u64 request, i32 token) {
-    const u64 bits = mix(request + kStep * (u64)(token + 1));
+    const u64 bits = mix(request + kHashStep * (u64)(token + 1));
     const float uniform = ((float)(u32)(bits >> 32) + 0.5f) * 0x1p-32f;
     // -log(1 - uniform), by its series where the logarithm of a number near 1 would lose the digits.
     const float series = uniform * (1.0f + uniform * (0.5f + uniform * (1.0f / 3.0f)));
@@ -62,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample_tokens(const __gri
             largest.offer(logit, token);
         });
     } else {
-        const u64 request = mix(__ldg(p.seed + row) + kStep * (u64)(position + 1));
+        const u64 request = mix(__ldg(p.seed + row) + kHashStep * (u64)(position + 1));
         const float inverse = 1.0f / temperature;
         each_logit<kLoads>(logits, p.vocab, thread, threads, [&](float logit, i32 token) {
             // Most tokens cannot win, whatever their noise.

@@ -2,10 +2,13 @@
 
 use anyhow::Context;
 use oasis_transport::remote::Terms;
-use std::net::{TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 /// A runtime on a thread of its own. Dropping it ends every task.
 pub struct IoThread {
@@ -54,4 +57,34 @@ pub fn listen(address: &str, terms: &Terms) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(&addresses[..]).with_context(|| format!("listening on {address}"))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+/// Accepts for ever; `serve` makes the task of each client. At most `most` are served at once, further ones wait.
+pub async fn accept_each<F: Future<Output = ()> + Send + 'static>(
+    listener: TcpListener,
+    most: usize,
+    serve: impl Fn(TcpStream, SocketAddr) -> F,
+) {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!("the listening socket cannot be used: {error}"),
+    };
+    let places = Arc::new(Semaphore::new(most));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                let served = serve(stream, peer);
+                tokio::spawn(async move {
+                    let _place = place;
+                    served.await;
+                });
+            }
+            Err(error) => {
+                // Out of file descriptors, say: not for ever.
+                tracing::warn!("a client could not be accepted: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
 }

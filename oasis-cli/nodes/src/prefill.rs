@@ -3,7 +3,7 @@
 mod session;
 mod worker;
 
-use crate::io::{IoThread, listen};
+use crate::io::{IoThread, accept_each, listen};
 use oasis_core::executor::Executor;
 use oasis_core::geometry::KvGeometry;
 use oasis_core::ids::RequestId;
@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::Semaphore;
 use worker::{Job, Worker};
 
 /// Sessions that may be open at once; further clients wait.
@@ -164,29 +163,14 @@ impl Drop for WorkerThread {
 }
 
 async fn serve(shared: Arc<Shared>, listener: std::net::TcpListener, jobs: mpsc::Sender<Job>) {
-    let listener = match tokio::net::TcpListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => return tracing::error!("the listening socket cannot be used: {error}"),
-    };
-    let places = Arc::new(Semaphore::new(MAX_SESSIONS));
-    loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        let (stream, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of file descriptors, say: not for ever.
-                tracing::warn!("a client could not be accepted: {error}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
+    accept_each(listener, MAX_SESSIONS, |stream, peer| {
         let (shared, jobs) = (shared.clone(), jobs.clone());
-        tokio::spawn(async move {
-            let _place = place;
+        async move {
             match accept(stream, Service::Prefill, &shared.options.terms).await {
                 Ok(session) => session::run(shared, session, jobs, peer).await,
                 Err(error) => tracing::warn!("{peer}: {error}"),
             }
-        });
-    }
+        }
+    })
+    .await;
 }

@@ -1,7 +1,7 @@
 //! The decode node: answers clients, one request a session.
 
 use crate::decode::DecodeExecutor;
-use crate::io::{IoThread, listen};
+use crate::io::{IoThread, accept_each, listen};
 use oasis_core::engine::{Engine, Event, FinishReason, GenerateRequest};
 use oasis_core::executor::Executor;
 use oasis_core::ids::{RequestId, TokenId};
@@ -14,7 +14,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::interval;
 
@@ -189,24 +188,9 @@ impl Serving {
 }
 
 async fn accept_clients(listener: std::net::TcpListener, terms: Terms, submissions: Sender<Submission>) {
-    let listener = match tokio::net::TcpListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => return tracing::error!("the listening socket cannot be used: {error}"),
-    };
-    let places = Arc::new(Semaphore::new(MAX_CLIENTS));
-    loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        let (stream, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!("a client could not be accepted: {error}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
+    accept_each(listener, MAX_CLIENTS, |stream, peer| {
         let (terms, submissions) = (terms.clone(), submissions.clone());
-        tokio::spawn(async move {
-            let _place = place;
+        async move {
             let served = match accept(stream, Service::Decode, &terms).await {
                 Ok(session) => serve(session, submissions, terms.timeout).await,
                 Err(error) => Err(error),
@@ -214,8 +198,9 @@ async fn accept_clients(listener: std::net::TcpListener, terms: Terms, submissio
             if let Err(error) = served {
                 tracing::info!("{peer}: {error}");
             }
-        });
-    }
+        }
+    })
+    .await;
 }
 
 /// Cancels a request when its client has gone.

@@ -52,17 +52,24 @@ struct RecallArgs {
     /// Tasks, one JSON object a line [default: the embedded ones]
     #[arg(long, value_name = "FILE")]
     tasks: Option<PathBuf>,
+    #[command(flatten)]
+    contenders: ContenderArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+/// Which policies are compared.
+#[derive(Debug, Args)]
+struct ContenderArgs {
     /// Measure the configuration as it is, without the usual policies
     #[arg(long)]
     configured: bool,
     /// A further policy, such as selector.fetch_ratio=0.1,predictor.kind=last-query; may be repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     with: Vec<String>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    model: ModelArgs,
 }
 
 /// Contexts and what follows them.
@@ -86,12 +93,8 @@ struct WindowArgs {
 struct CoverageArgs {
     #[command(flatten)]
     windows: WindowArgs,
-    /// Measure the configuration as it is, without the usual policies
-    #[arg(long)]
-    configured: bool,
-    /// A further policy, such as selector.fetch_ratio=0.1,predictor.kind=last-query; may be repeated
-    #[arg(long, value_name = "KEY=VALUE,...")]
-    with: Vec<String>,
+    #[command(flatten)]
+    contenders: ContenderArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -151,7 +154,7 @@ fn run_recall(args: &RecallArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
         text: ModelText::new(&model.checkpoint)?,
         prefill_chunk: resolved.config.prefill_chunk(),
     };
-    let contenders = Contender::choose(args.configured, &args.with);
+    let contenders = Contender::choose(args.contenders.configured, &args.contenders.with);
 
     let mut scores: Vec<Score> = Vec::new();
     for &length in &lengths {
@@ -203,7 +206,7 @@ fn run_coverage(args: &CoverageArgs, global: &GlobalArgs, out: &mut dyn Write) -
         text,
         prefill_chunk: resolved.config.prefill_chunk(),
     };
-    let contenders = Contender::choose(args.configured, &args.with);
+    let contenders = Contender::choose(args.contenders.configured, &args.contenders.with);
     let bar = Progress::parts("decoding");
     let options = assemble::cpu_options(&resolved.config);
     let coverage = coverage::measure(&setting, &contenders, options, &windows, |done| {

@@ -34,8 +34,6 @@ pub(super) struct SparsePrograms {
     pub gather: Kernel<Gather>,
     /// Attention over the full KV, for first steps.
     pub full: Kernel<Attention>,
-    /// Schedule of a first step, whose every block is on the device.
-    pub schedule_first: Kernel<Schedule>,
 }
 
 /// Kernels of the draft head.
@@ -109,7 +107,6 @@ impl Programs {
                     select: select.map(|select| device.load(compiler, &select)).transpose()?,
                     gather: device.load(compiler, &Gather { head_dim, stages, stores })?,
                     full: device.load(compiler, &Attention { head_dim, group, queries, paged: true, stages: 2 })?,
-                    schedule_first: device.load(compiler, &Schedule { queries })?,
                 })
             }
         };

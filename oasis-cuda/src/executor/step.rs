@@ -203,12 +203,8 @@ impl Parts {
             slots: if first { self.extent.blocks } else { self.extent.slots } as i32,
             lag: i32::from(self.source() == Some(QuerySource::Exact)),
         };
-        let kernel = match (&self.programs.sparse, first) {
-            (Some(sparse), true) => &sparse.schedule_first,
-            _ => &self.programs.schedule,
-        };
         // SAFETY: the arrays have room for all rows; inputs are mapped and written before the step is launched.
-        unsafe { kernel.launch(&self.streams.foreground, (1, 1), &params) }
+        unsafe { self.programs.schedule.launch(&self.streams.foreground, (1, 1), &params) }
     }
 
     fn queue_embedding(&self, scope: Scope) -> Result<(), DeviceError> {

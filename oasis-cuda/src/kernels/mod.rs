@@ -82,10 +82,11 @@ macro_rules! file {
 pub(crate) use file;
 
 /// Headers that kernels and policies may include.
-const HEADERS: [SourceFile; 13] = [
+const HEADERS: [SourceFile; 14] = [
     file!("prelude.cuh"),
     file!("copy.cuh"),
     file!("experts.cuh"),
+    file!("hash.cuh"),
     file!("head.cuh"),
     file!("layout.cuh"),
     file!("logits.cuh"),

@@ -54,6 +54,26 @@ pub(super) fn bounds(shape: HeadShape, keys: &[f32], rows: &mut [f32]) {
     Arch::new().dispatch(Bounds { shape, keys, rows });
 }
 
+/// Summaries of blocks as bounds in a code of `row_words` words a row; `encode(values, up, row)` rounds up or down.
+pub(super) fn encode_bounds(
+    shape: HeadShape,
+    row_words: usize,
+    encode: fn(&[f32], bool, &mut [u32]),
+    tasks: &mut [SummarizeTask<'_>],
+) {
+    let mut rows = vec![0.0; 2 * shape.head_dim];
+    for task in tasks {
+        let blocks = task.keys.chunks_exact(shape.block_tokens * shape.head_dim);
+        for (coded, keys) in task.rows.chunks_exact_mut(2 * row_words).zip(blocks) {
+            bounds(shape, keys, &mut rows);
+            let (max, min) = rows.split_at(shape.head_dim);
+            let (max_row, min_row) = coded.split_at_mut(row_words);
+            encode(max, true, max_row);
+            encode(min, false, min_row);
+        }
+    }
+}
+
 /// What a query's coordinates are multiplied by: `[2][head_dim]`, maxima where it is positive, minima where negative.
 pub(super) fn expand(query: &[f32], expanded: &mut [f32]) {
     let (positive, negative) = expanded.split_at_mut(query.len());

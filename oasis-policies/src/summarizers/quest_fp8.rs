@@ -40,17 +40,7 @@ impl Summarizer for QuestFp8Summarizer {
     }
 
     fn summarize(&self, shape: HeadShape, tasks: &mut [SummarizeTask<'_>]) {
-        let mut bounds = vec![0.0; 2 * shape.head_dim];
-        for task in tasks {
-            let blocks = task.keys.chunks_exact(shape.block_tokens * shape.head_dim);
-            for (rows, keys) in task.rows.chunks_exact_mut(2 * row_words(shape.head_dim)).zip(blocks) {
-                quest::bounds(shape, keys, &mut bounds);
-                let (max, min) = bounds.split_at(shape.head_dim);
-                let (max_row, min_row) = rows.split_at_mut(row_words(shape.head_dim));
-                encode(max, true, max_row);
-                encode(min, false, min_row);
-            }
-        }
+        quest::encode_bounds(shape, row_words(shape.head_dim), encode, tasks);
     }
 
     fn score(&self, shape: HeadShape, aggregate: Aggregate, tasks: &mut [ScoreTask<'_>]) {
