@@ -153,6 +153,7 @@ impl Setup {
             max_context: self.max_context,
             memory_limit: None,
             prefill_chunk: self.prefill_chunk,
+            prefill_multiprocessors: Some(64),
             prefill_layers: self.prefill_layers,
             mode: self.mode,
         }

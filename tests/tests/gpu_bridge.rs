@@ -94,6 +94,7 @@ fn start_gpu(device: &Device, sparse: SparseOptions, policies: HostPolicies) -> 
         max_context: 4096,
         memory_limit: None,
         prefill_chunk: 512,
+        prefill_multiprocessors: None,
         prefill_layers: None,
         mode: StepMode::Graph,
     };

@@ -65,6 +65,7 @@ pub fn options(resolved: &Resolved, spec: &DecoderSpec, has_head: bool) -> CliRe
         memory_limit: Some(config.device.memory.0).filter(|bytes| *bytes > 0),
         prefill_chunk: config.prefill_chunk(),
         prefill_layers: Some(config.device.prefill_layers).filter(|layers| *layers > 0),
+        prefill_multiprocessors: Some(config.device.prefill_multiprocessors as u32).filter(|count| *count > 0),
         mode: match config.device.step {
             StepLaunch::Graph => StepMode::Graph,
             StepLaunch::Streams => StepMode::Streams,

@@ -155,6 +155,9 @@ pub struct DeviceConfig {
     pub max_context: usize,
     /// How a decode step reaches a CUDA device: as one graph, or kernel by kernel on streams.
     pub step: StepLaunch,
+    /// Multiprocessors of a prefill on a CUDA device beside which others decode, so that steps need not wait for its long
+    /// kernels; 0 lets it take all.
+    pub prefill_multiprocessors: usize,
     /// Layers whose full KV a prefill may keep on a CUDA device; 0 takes all where that costs no request its place.
     pub prefill_layers: usize,
 }
@@ -179,6 +182,7 @@ impl Default for DeviceConfig {
             memory: Bytes(0),
             max_context: 0,
             step: StepLaunch::Graph,
+            prefill_multiprocessors: 96,
             prefill_layers: 0,
         }
     }

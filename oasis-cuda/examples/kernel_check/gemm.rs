@@ -136,9 +136,9 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
     }
     check_streams(rig, &data)?;
     check_cache(rig)?;
-    let target = Some(rig.device.facts.multiprocessors - 4);
-    data.gemms = Gemms::open(&rig.device, GemmOptions { cache: None, multiprocessors: target, ..Default::default() })?;
-    check_shape(rig, &data, "4 multiprocessors left", &GemmShape::dense(64, 6144, 4096))
+    let part = Some(rig.device.partition(64)?);
+    data.gemms = Gemms::open(&rig.device, GemmOptions { cache: None, part, ..Default::default() })?;
+    check_shape(rig, &data, "on 64 multiprocessors", &GemmShape::dense(64, 6144, 4096))
 }
 
 fn check_shape(rig: &mut Rig, data: &Data, name: &str, shape: &GemmShape) -> Outcome<()> {

@@ -4,6 +4,7 @@ mod batch;
 mod buffer;
 mod error;
 mod kernel;
+mod partition;
 mod pinned;
 mod range;
 mod stream;
@@ -13,6 +14,7 @@ pub use batch::MemoryCopy;
 pub use buffer::DeviceBuffer;
 pub use error::DeviceError;
 pub use kernel::Kernel;
+pub use partition::Partition;
 pub use pinned::PinnedBuffer;
 pub use range::Range;
 pub use stream::{Event, Graph, Priority, Stream};
@@ -111,6 +113,14 @@ impl Device {
     /// [`DeviceError`] from the driver.
     pub fn stream(&self, priority: Priority) -> Result<Stream, DeviceError> {
         Stream::new(self, priority)
+    }
+
+    /// Sets multiprocessors apart for some streams: at least so many, rounded up to what the device can give.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the driver is older than 12.4, or the device has fewer.
+    pub fn partition(&self, multiprocessors: u32) -> Result<Arc<Partition>, DeviceError> {
+        Partition::new(self, multiprocessors).map(Arc::new)
     }
 
     /// A new event that records times.

@@ -1,6 +1,7 @@
 //! Streams, events and graphs.
 
 use super::error::Check;
+use super::partition::PartitionStream;
 use super::{Device, DeviceError};
 use crate::kernels::Address;
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
@@ -17,24 +18,49 @@ pub enum Priority {
     High,
 }
 
+/// The device's numbers for priorities, of which the lowest number goes first.
+pub(super) struct PriorityRange {
+    low: i32,
+    high: i32,
+}
+
+/// Asks the device that the thread is bound to.
+pub(super) fn priority_range() -> Result<PriorityRange, DeviceError> {
+    let (low, high) = result::stream::get_priority_range().check(|| "asking for the range of priorities")?;
+    Ok(PriorityRange { low, high })
+}
+
+impl PriorityRange {
+    pub(super) fn of(&self, priority: Priority) -> i32 {
+        match priority {
+            Priority::Low => self.low,
+            Priority::Middle => (self.low + self.high) / 2,
+            Priority::High => self.high,
+        }
+    }
+}
+
 /// A queue of work. Dropping it does not wait: what the work uses must outlive it.
 #[derive(Clone)]
 pub struct Stream {
     device: Device,
     stream: Arc<CudaStream>,
+    /// Who owns the stream, where it belongs to a part of the device.
+    _part: Option<Arc<PartitionStream>>,
 }
 
 impl Stream {
     pub(super) fn new(device: &Device, priority: Priority) -> Result<Self, DeviceError> {
         device.bind()?;
-        let (low, high) = result::stream::get_priority_range().check(|| "asking for the range of priorities")?;
-        let priority = match priority {
-            Priority::Low => low,
-            Priority::Middle => (low + high) / 2,
-            Priority::High => high,
-        };
+        let priority = priority_range()?.of(priority);
         let stream = device.context.new_stream_with_priority(priority).check(|| "creating a stream")?;
-        Ok(Self { device: device.clone(), stream })
+        Ok(Self { device: device.clone(), stream, _part: None })
+    }
+
+    pub(super) fn within(device: &Device, part: PartitionStream) -> Self {
+        // SAFETY: the stream lives as long as its owner, which is kept beside it.
+        let stream = unsafe { device.context.wrap_borrowed_stream(part.stream) };
+        Self { device: device.clone(), stream, _part: Some(Arc::new(part)) }
     }
 
     /// Waits until all work of the stream is done.

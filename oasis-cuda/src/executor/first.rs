@@ -17,7 +17,7 @@ impl CudaExecutor {
         if !staged {
             // What is fetched takes the place of another request's full KV, or of what a prefill is writing.
             self.staged = None;
-            self.parts.streams.prefill.synchronize()?;
+            self.parts.prefill().stream.synchronize()?;
             self.parts.streams.offload.synchronize()?;
         }
         if self.parts.host_side.is_some() {

@@ -48,7 +48,7 @@ use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::pipeline::Tracer;
 use oasis_core::sampling::SamplingParams;
-use parts::{Events, Parts, Streams};
+use parts::{BesideDecode, Events, Parts, Streams};
 use plan::Extent;
 use programs::Programs;
 use reading::PrefillError;
@@ -211,6 +211,10 @@ impl CudaExecutor {
             prefilled: events()?,
         };
         let workspaces = [gemms.workspace()?, gemms.workspace()?];
+        let beside_decode = (options.prefill_multiprocessors)
+            .filter(|count| *count < device.facts.multiprocessors)
+            .map(|count| BesideDecode::new(device, count))
+            .transpose()?;
         let info = ExecutorInfo {
             device: described(device, &options),
             geometry,
@@ -231,6 +235,7 @@ impl CudaExecutor {
             host,
             programs,
             gemms,
+            beside_decode,
             workspaces,
             streams,
             events,
@@ -320,7 +325,7 @@ impl Executor for CudaExecutor {
         // On a lost device nothing is under way any more.
         let _ = self.settle();
         if !matches!(request.phase, Phase::Decode | Phase::First) {
-            let _ = self.parts.streams.prefill.synchronize();
+            let _ = self.parts.prefill().stream.synchronize();
             let _ = self.parts.streams.offload.synchronize();
         }
         self.rows[request.row] = None;

@@ -159,6 +159,9 @@ pub struct CudaOptions {
     /// Layers whose full KV may be on the device during a prefill; `None` takes all where there is room for them, so that
     /// the first decode step need not fetch them back.
     pub prefill_layers: Option<usize>,
+    /// Multiprocessors of a prefill beside which others decode, rounded up to what the device can set apart; `None` lets it
+    /// take all.
+    pub prefill_multiprocessors: Option<u32>,
     /// How steps reach the device.
     pub mode: StepMode,
 }

@@ -7,12 +7,12 @@ use super::options::CudaOptions;
 use super::plan::{Extent, MemoryPlan};
 use super::programs::{DraftPrograms, Programs, SparsePrograms};
 use super::timeline::Mark;
-use crate::device::{Device, DeviceError, Event, PinnedBuffer, Stream};
-use crate::gemm::{GemmShape, Gemms, Operands, Output, Workspace};
+use crate::device::{Device, DeviceError, Event, PinnedBuffer, Priority, Stream};
+use crate::gemm::{GemmOptions, GemmShape, Gemms, Operands, Output, Workspace};
 use crate::kernels::{AddNormParams, Address};
 use crate::model::{DeviceHead, DeviceMatrix, DeviceModel, DeviceVector};
 use oasis_core::pipeline::Track;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// The streams; one for each of those who work at the same time.
 pub(super) struct Streams {
@@ -22,7 +22,7 @@ pub(super) struct Streams {
     pub predict: Stream,
     /// Gathers over the link.
     pub transfer: Stream,
-    /// Prefills.
+    /// Prefills while nothing decodes.
     pub prefill: Stream,
     /// Copies of a prefill's KV to the host, and back for a first step.
     pub offload: Stream,
@@ -42,10 +42,32 @@ pub(super) struct Events {
     pub prefilled: Vec<Event>,
 }
 
-/// A stream and the workspace of its matrix products.
+/// A stream, what makes its matrix products, and their workspace.
 pub(super) struct Work<'a> {
     pub stream: &'a Stream,
+    pub gemms: &'a Gemms,
+    /// What will make them too, and plans them at the same time: now the device is idle.
+    pub gemms_later: Option<&'a Gemms>,
     pub workspace: &'a Workspace,
+}
+
+/// Where prefills run while others decode: kernels of a prefill are long, and those of a step would wait for each.
+pub(super) struct BesideDecode {
+    /// On a part of the multiprocessors.
+    stream: Stream,
+    /// Planned for that part.
+    gemms: Gemms,
+    /// Whether what is queued next goes there.
+    chosen: Cell<bool>,
+}
+
+impl BesideDecode {
+    pub fn new(device: &Device, multiprocessors: u32) -> Result<Self, DeviceError> {
+        let part = device.partition(multiprocessors)?;
+        let stream = part.stream(Priority::Low)?;
+        let gemms = Gemms::open(device, GemmOptions { part: Some(part), ..GemmOptions::default() })?;
+        Ok(Self { stream, gemms, chosen: Cell::new(false) })
+    }
 }
 
 pub(super) struct Parts {
@@ -59,6 +81,8 @@ pub(super) struct Parts {
     pub host: Option<HostPool>,
     pub programs: Programs,
     pub gemms: Gemms,
+    /// `None` gives prefills all multiprocessors, always.
+    pub beside_decode: Option<BesideDecode>,
     pub workspaces: [Workspace; 2],
     pub streams: Streams,
     pub events: Events,
@@ -76,11 +100,35 @@ impl Parts {
     }
 
     pub fn foreground(&self) -> Work<'_> {
-        Work { stream: &self.streams.foreground, workspace: &self.workspaces[0] }
+        Work { stream: &self.streams.foreground, gemms: &self.gemms, gemms_later: None, workspace: &self.workspaces[0] }
     }
 
     pub fn prefill(&self) -> Work<'_> {
-        Work { stream: &self.streams.prefill, workspace: &self.workspaces[1] }
+        let (stream, gemms, gemms_later) = match &self.beside_decode {
+            Some(beside) if beside.chosen.get() => (&beside.stream, &beside.gemms, None),
+            beside => (&self.streams.prefill, &self.gemms, beside.as_ref().map(|beside| &beside.gemms)),
+        };
+        Work { stream, gemms, gemms_later, workspace: &self.workspaces[1] }
+    }
+
+    /// Says whether others decode while what is queued next of a prefill runs.
+    pub fn share_with_decode(&self, others_decode: bool) -> Result<(), DeviceError> {
+        let Some(beside) = &self.beside_decode else { return Ok(()) };
+        if beside.chosen.replace(others_decode) == others_decode {
+            return Ok(());
+        }
+        match others_decode {
+            true => self.order(&self.streams.prefill, &beside.stream),
+            false => self.order(&beside.stream, &self.streams.prefill),
+        }
+    }
+
+    /// Gives back the memory that planning products used.
+    pub fn end_planning(&self) {
+        self.gemms.end_planning();
+        if let Some(beside) = &self.beside_decode {
+            beside.gemms.end_planning();
+        }
     }
 
     pub fn sparse(&self) -> Option<(&SparseMemory, &SparsePrograms)> {
@@ -184,10 +232,13 @@ impl Parts {
         y: Address,
         bias: Address,
     ) -> Result<(), DeviceError> {
-        let plan = self.gemms.plan(&shape)?;
+        let plan = work.gemms.plan(&shape)?;
+        if let Some(later) = work.gemms_later {
+            later.plan(&shape)?;
+        }
         // SAFETY: callers give activations with room for `shape.room` rows and weights of the shape; each stream has its
         // own workspace and activations.
-        unsafe { self.gemms.run(&plan, work.stream, work.workspace, &Operands { x, w, y, bias }) }
+        unsafe { work.gemms.run(&plan, work.stream, work.workspace, &Operands { x, w, y, bias }) }
     }
 
     /// Norms of the embedding and of the residual, side by side in rows of `2 * hidden`: what the head's attention takes.

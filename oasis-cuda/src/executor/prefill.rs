@@ -77,7 +77,7 @@ impl Parts {
             hidden: hidden as i32,
         };
         // SAFETY: tokens were checked against the vocabulary; callers give room for `rows` rows.
-        unsafe { self.programs.embed_prompt.launch(&self.streams.prefill, (rows as u32, 1), &params) }
+        unsafe { self.programs.embed_prompt.launch(self.prefill().stream, (rows as u32, 1), &params) }
     }
 
     /// Queues one layer; after the last one the draft head's cache and the first token too.
@@ -165,7 +165,7 @@ impl Parts {
         let weight = weight.address();
         let params = AddNormParams { residual, x: Address::NONE, weight, out, hidden, out_stride: hidden, eps };
         // SAFETY: callers give room for `rows` rows on both sides.
-        unsafe { self.programs.layer.norm.launch(&self.streams.prefill, (rows as u32, 1), &params) }
+        unsafe { self.programs.layer.norm.launch(self.prefill().stream, (rows as u32, 1), &params) }
     }
 
     /// Adds what the head takes of this layer's input: the products with the parts of `fc` are summed, so that no hidden

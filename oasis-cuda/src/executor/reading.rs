@@ -33,6 +33,7 @@ impl CudaExecutor {
             self.begin_prompt(id, prompt, &tokens)?;
         }
         let mut done = self.layers_done(queued)?;
+        self.parts.share_with_decode(busy)?;
         while queued < layers && queued < done + LAYERS_AHEAD {
             self.parts.queue_prompt_layer(prompt, queued)?;
             queued += 1;
@@ -52,7 +53,7 @@ impl CudaExecutor {
         }
         // What the host holds is complete before a step may evict it.
         self.parts.streams.offload.synchronize()?;
-        self.parts.gemms.end_planning();
+        self.parts.end_planning();
         let token = self.parts.memory.shared.outputs()[request.row];
         let prefill = std::mem::take(&mut request.footprint.prefill);
         self.device_bytes -= KvFootprint { prefill, ..KvFootprint::default() };
@@ -80,7 +81,7 @@ impl CudaExecutor {
         shared.prompt()[..tokens.len()].copy_from_slice(tokens);
         shared.singles()[1].position = tokens.len() as i32 - 1;
         // The row's tables are set on the foreground's stream.
-        self.parts.order(&self.parts.streams.foreground, &self.parts.streams.prefill)?;
+        self.parts.order(&self.parts.streams.foreground, self.parts.prefill().stream)?;
         self.parts.queue_prompt(prompt)
     }
 }

@@ -10,7 +10,7 @@ mod library;
 mod tune;
 
 use crate::compile::user_cache;
-use crate::device::{Device, DeviceBuffer, DeviceError, Stream};
+use crate::device::{Device, DeviceBuffer, DeviceError, Partition, Stream};
 use crate::kernels::Address;
 use cache::{Choice, Key};
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
@@ -132,12 +132,12 @@ impl GemmShape {
 }
 
 /// How algorithms are chosen.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct GemmOptions {
     /// Bytes of a [`Workspace`]. NVIDIA recommends 32 MiB on Hopper.
     pub workspace_bytes: usize,
-    /// Multiprocessors to choose and launch algorithms for; `None` takes all. Fewer leave some to other streams.
-    pub multiprocessors: Option<u32>,
+    /// Multiprocessors to choose and time algorithms for; `None` takes all. Products are then run on its streams.
+    pub part: Option<Arc<Partition>>,
     /// Algorithms that are timed for a shape and a number of rows.
     pub candidates: usize,
     /// Folder where choices are remembered; `None` times at each start.
@@ -147,7 +147,13 @@ pub struct GemmOptions {
 impl Default for GemmOptions {
     fn default() -> Self {
         let cache = user_cache().map(|folder| folder.join("gemm"));
-        Self { workspace_bytes: 32 << 20, multiprocessors: None, candidates: 32, cache }
+        Self { workspace_bytes: 32 << 20, part: None, candidates: 32, cache }
+    }
+}
+
+impl GemmOptions {
+    fn multiprocessors(&self) -> Option<u32> {
+        self.part.as_ref().map(|part| part.multiprocessors())
     }
 }
 
@@ -300,7 +306,7 @@ impl Gemms {
     }
 
     fn build(&self, shape: &GemmShape, choice: &Choice) -> Result<GemmPlan, DeviceError> {
-        let problem = Problem::new(shape, choice.rows, self.options.multiprocessors)?;
+        let problem = Problem::new(shape, choice.rows, self.options.multiprocessors())?;
         let algorithm = cublasLtMatmulAlgo_t { data: choice.algorithm };
         let workspace = problem.workspace(&self.library, &algorithm)?;
         Ok(GemmPlan {
@@ -318,7 +324,7 @@ impl Gemms {
             device: self.device.facts.name.clone(),
             driver: crate::probe::driver_version(),
             cublaslt: self.library.version,
-            multiprocessors: self.options.multiprocessors,
+            multiprocessors: self.options.multiprocessors(),
             workspace: self.options.workspace_bytes,
             candidates: self.options.candidates,
             shape: shape.clone(),

@@ -37,7 +37,10 @@ impl Scratch {
                     random: noise(device, random)?,
                     y: device.zeros(y)?,
                     workspace: device.zeros(options.workspace_bytes)?,
-                    stream: device.stream(Priority::Middle)?,
+                    stream: match &options.part {
+                        None => device.stream(Priority::Middle)?,
+                        Some(part) => part.stream(Priority::Middle)?,
+                    },
                 })
             }
         }
@@ -104,7 +107,7 @@ pub(super) fn choose(
         .paddings()
         .into_iter()
         .map(|rows| {
-            let mut problem = Problem::new(shape, rows, options.multiprocessors)?;
+            let mut problem = Problem::new(shape, rows, options.multiprocessors())?;
             if shape.bias {
                 problem.set_bias(scratch.random.address())?;
             }
