@@ -2,21 +2,23 @@
 //! side.
 
 use crate::args::GlobalArgs;
-use crate::assemble;
+use crate::assemble::{self, Model};
 use crate::error::{CliError, CliResult};
 use crate::eval::tasks::{self, Task};
 use crate::progress::Progress;
 use crate::settings::resolve;
 use crate::text::{columns, grouped, size};
 use crate::tokens::{Decode, ModelText};
-use oasis_core::config::Layer;
-use oasis_core::executor::{DecodeRow, Executor, ExecutorStats};
+use oasis_core::config::{DeviceKind, Layer, Resolved};
+use oasis_core::executor::{Admission, DecodeRow, Executor, ExecutorStats, PrefillProgress, Sequence};
 use oasis_core::geometry::KvFootprint;
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::pipeline::{Stage, Tracer};
 use oasis_core::sampling::SamplingParams;
-use oasis_models::cpu::{CpuExecutor, PromptState};
+use oasis_cuda::executor::CudaExecutor;
+use oasis_models::cpu::{CpuExecutor, CpuModel, PromptState};
 use std::io::Write;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The questions, one of a kind.
@@ -25,27 +27,100 @@ const QUESTIONS: [&str; 4] = ["kv-8192-1", "multi-8192-3", "list-8192-2", "var-8
 /// Most tokens of an answer.
 const ANSWER_TOKENS: usize = 64;
 
+/// How the executors of a device come to know a prompt.
+trait Device {
+    type Executor: Executor;
+
+    /// Who reads a prompt.
+    const READ: &'static str;
+
+    /// Takes the next prompt for both executors.
+    fn read(&mut self, prompt: &[TokenId]);
+
+    /// Gives it to one of them, whose first token comes back.
+    fn first(&mut self, executor: &mut Self::Executor, request: RequestId) -> CliResult<TokenId>;
+}
+
+/// On the CPU one prefill serves both executors: it takes longer than all the rest.
+struct Cpu {
+    model: Arc<CpuModel>,
+    chunk: usize,
+    state: Option<PromptState>,
+}
+
+impl Device for Cpu {
+    type Executor = CpuExecutor;
+
+    const READ: &'static str = "once for both";
+
+    fn read(&mut self, prompt: &[TokenId]) {
+        let bar = Progress::parts("reading");
+        let progress = &mut |done, total| bar.set(done as u64, total as u64);
+        self.state = Some(PromptState::read(&self.model, prompt, self.chunk, progress));
+    }
+
+    fn first(&mut self, executor: &mut CpuExecutor, request: RequestId) -> CliResult<TokenId> {
+        let state = self.state.as_ref().expect("a prompt was read");
+        Ok(executor.resume(state, request, ANSWER_TOKENS, SamplingParams::default())?)
+    }
+}
+
+/// On a GPU each executor reads for itself.
+#[derive(Default)]
+struct Cuda {
+    prompt: Vec<TokenId>,
+}
+
+impl Device for Cuda {
+    type Executor = CudaExecutor;
+
+    const READ: &'static str = "by each";
+
+    fn read(&mut self, prompt: &[TokenId]) {
+        self.prompt = prompt.to_vec();
+    }
+
+    fn first(&mut self, executor: &mut CudaExecutor, request: RequestId) -> CliResult<TokenId> {
+        let sampling = SamplingParams::default();
+        let sequence = Sequence { request, prompt: self.prompt.clone(), max_new_tokens: ANSWER_TOKENS, sampling };
+        match executor.admit(sequence)? {
+            Admission::Admitted => {}
+            Admission::Wait { reason } | Admission::Refused { reason } => return Err(CliError::Input(reason)),
+        }
+        loop {
+            match executor.prefill(request).map_err(|error| CliError::Failure(error.to_string()))? {
+                PrefillProgress::Running { .. } => {}
+                PrefillProgress::Done(token) => return Ok(token),
+            }
+        }
+    }
+}
+
 /// One mode of decoding and what it did.
-struct Mode {
-    executor: CpuExecutor,
+struct Mode<E> {
+    executor: E,
     answers: Vec<String>,
     tokens: usize,
+    /// From the first token of each answer on.
     time: Duration,
     /// Device memory of the largest request while it decoded.
     device: KvFootprint,
 }
 
-impl Mode {
-    fn new(executor: CpuExecutor) -> Self {
+impl<E: Executor> Mode<E> {
+    fn new(executor: E) -> Self {
         Self { executor, answers: Vec::new(), tokens: 0, time: Duration::ZERO, device: KvFootprint::default() }
     }
 
-    fn answer(&mut self, state: &PromptState, text: &ModelText<'_>) -> CliResult {
+    /// Answers the prompt that the device has read; gives the time to the first token.
+    fn answer(&mut self, device: &mut impl Device<Executor = E>, text: &ModelText<'_>) -> CliResult<Duration> {
         let request = RequestId::from(self.answers.len() + 1);
         let mut decoder = text.decoder();
         let stop = text.stop_tokens();
         let mut answer = String::new();
-        let mut token = self.executor.resume(state, request, ANSWER_TOKENS, SamplingParams::default())?;
+        let start = Instant::now();
+        let mut token = device.first(&mut self.executor, request)?;
+        let first = start.elapsed();
         let start = Instant::now();
         for _ in 1..ANSWER_TOKENS {
             if stop.contains(&token) {
@@ -62,7 +137,7 @@ impl Mode {
             self.device = device;
         }
         self.executor.release(request);
-        Ok(())
+        Ok(first)
     }
 
     fn step(&mut self, request: RequestId, token: TokenId) -> CliResult<TokenId> {
@@ -90,13 +165,34 @@ pub fn run(global: &GlobalArgs, tracer: &Tracer, out: &mut dyn Write) -> CliResu
     assemble::check_device(config)?;
     crate::interrupt::catch();
     let model = assemble::open_model(config)?;
-    let text = ModelText::new(&model.checkpoint)?;
-    let policies = [assemble::build_policies(&all, &model)?, assemble::build_policies(&resolved, &model)?];
-    let weights = assemble::load_model(config, &model)?;
-    let [dense, sparse] = policies;
-    let mut dense = Mode::new(assemble::start_executor(&all.config, weights.clone(), dense, Tracer::default())?);
-    let mut sparse = Mode::new(assemble::start_executor(config, weights.clone(), sparse, tracer.clone())?);
+    match config.device.kind {
+        DeviceKind::Cpu => {
+            let policies = [assemble::build_policies(&all, &model)?, assemble::build_policies(&resolved, &model)?];
+            let weights = assemble::load_model(config, &model)?;
+            let [dense, sparse] = policies;
+            let dense = assemble::start_executor(&all.config, weights.clone(), dense, Tracer::default())?;
+            let sparse = assemble::start_executor(config, weights.clone(), sparse, tracer.clone())?;
+            let cpu = Cpu { model: weights, chunk: config.prefill_chunk(), state: None };
+            compare(&resolved, &model, cpu, Mode::new(dense), Mode::new(sparse), out)
+        }
+        DeviceKind::Cuda => {
+            let dense = assemble::cuda::start_model(&all, &model)?;
+            let mut sparse = assemble::cuda::start_model(&resolved, &model)?;
+            sparse.set_tracer(tracer.clone());
+            compare(&resolved, &model, Cuda::default(), Mode::new(dense), Mode::new(sparse), out)
+        }
+    }
+}
 
+fn compare<D: Device>(
+    resolved: &Resolved,
+    model: &Model,
+    mut device: D,
+    mut dense: Mode<D::Executor>,
+    mut sparse: Mode<D::Executor>,
+    out: &mut dyn Write,
+) -> CliResult {
+    let (kv, text) = (&resolved.config.kv, ModelText::new(&model.checkpoint)?);
     let tasks = tasks::read(None)?;
     let questions: Vec<&Task> = QUESTIONS.iter().filter_map(|id| tasks.iter().find(|task| task.id == *id)).collect();
     writeln!(
@@ -108,22 +204,17 @@ pub fn run(global: &GlobalArgs, tracer: &Tracer, out: &mut dyn Write) -> CliResu
     writeln!(
         out,
         "  sparse  {} blocks of {} tokens a KV head are; the rest is in the store\n",
-        config.kv.budget_blocks, config.kv.block_tokens
+        kv.budget_blocks, kv.block_tokens
     )?;
     let (mut prompt_tokens, mut prefill) = (0, Duration::ZERO);
     for task in &questions {
         let prompt = text.encode_chat(None, task.question())?;
         let start = Instant::now();
-        let state = {
-            let bar = Progress::parts("reading");
-            PromptState::read(&weights, &prompt, config.prefill_chunk(), &mut |done, total| {
-                bar.set(done as u64, total as u64)
-            })
-        };
+        device.read(&prompt);
         prefill += start.elapsed();
         prompt_tokens += prompt.len();
-        dense.answer(&state, &text)?;
-        sparse.answer(&state, &text)?;
+        prefill += dense.answer(&mut device, &text)?;
+        sparse.answer(&mut device, &text)?;
         let question = task.question().lines().last().unwrap_or_default();
         writeln!(out, "{question}  ({} tokens before it)", grouped(prompt.len() as u64))?;
         for (name, mode) in [("dense", &dense), ("sparse", &sparse)] {
@@ -137,7 +228,7 @@ pub fn run(global: &GlobalArgs, tracer: &Tracer, out: &mut dyn Write) -> CliResu
     let same = dense.answers.iter().zip(&sparse.answers).filter(|(a, b)| a == b).count();
     writeln!(out, "{same} of {} answers are the same\n", questions.len())?;
     let rate = prompt_tokens as f64 / prefill.as_secs_f64();
-    writeln!(out, "prefill {} tokens, {rate:.0} tokens/s, once for both\n", grouped(prompt_tokens as u64))?;
+    writeln!(out, "prefill {} tokens, {rate:.0} tokens/s, {}\n", grouped(prompt_tokens as u64), D::READ)?;
     for line in costs(&dense, &sparse) {
         writeln!(out, "{line}")?;
     }
@@ -145,9 +236,9 @@ pub fn run(global: &GlobalArgs, tracer: &Tracer, out: &mut dyn Write) -> CliResu
 }
 
 /// Both modes side by side.
-fn costs(dense: &Mode, sparse: &Mode) -> Vec<String> {
+fn costs<E: Executor>(dense: &Mode<E>, sparse: &Mode<E>) -> Vec<String> {
     let total = dense.device.total().max(1);
-    let share = |mode: &Mode| {
+    let share = |mode: &Mode<E>| {
         format!("{}, {:.0}%", size(mode.device.total()), mode.device.total() as f64 / total as f64 * 100.0)
     };
     let stats = sparse.executor.stats();

@@ -20,13 +20,15 @@ const KINDS: [Option<&str>; 4] =
 
 /// Compares all kinds over prompts. How far rounding carries a model depends on the model and on the text: small models
 /// of long contexts answer a disturbance of 2^-8 with logits that are off by a tenth of their spread and more. So the
-/// measure of what is rounding is the CPU with disturbed weights: the GPU may be off by twice as much.
+/// measure of what is rounding is the CPU with disturbed weights: the GPU, which rounds activations at ten places of a
+/// layer, may be off by 2.5 times as much. One disturbance of one kind is a small sample, so a kind is measured by its
+/// own control or by that of all kinds, whichever is larger.
 fn check(scene: &Scene, name: &str, model: &Twin, kinds: &[Option<&str>], prompts: &[Vec<TokenId>], tokens: usize) {
     let longest = prompts.iter().map(Vec::len).max().expect("a prompt") + tokens;
     let disturbed = model.disturbed();
     let read = |model| prompts.iter().map(|prompt| read(model, prompt, 512)).collect::<Vec<_>>();
     let (states, disturbed_states) = (read(&model.cpu), read(&disturbed));
-    let mut bad = Vec::new();
+    let (mut sums, mut pooled) = (Vec::new(), Parity::default());
     for &kind in kinds {
         let settings: Vec<&str> =
             kind.into_iter().flat_map(|kind| kind.split(' ')).chain(["selector.fetch_ratio=0.25"]).collect();
@@ -49,14 +51,19 @@ fn check(scene: &Scene, name: &str, model: &Twin, kinds: &[Option<&str>], prompt
             control_sum.add(&want.compare(&Speech::resumed_along(&mut control, disturbed, &want.tokens)));
         }
         println!("  {what}: {sum}\n  {what}, disturbed CPU: {control_sum}");
-        let within = |got: f64, control: f64, floor: f64| got <= 2.0 * control + floor;
-        if !(within(sum.error(), control_sum.error(), 5e-3)
-            && within(sum.median(), control_sum.median(), 5e-3)
-            && within(sum.different as f64, control_sum.different as f64, 5.0))
-        {
-            bad.push(format!("{what}: {sum}\n  disturbed CPU: {control_sum}"));
-        }
+        pooled.add(&control_sum);
+        sums.push((what, sum, control_sum));
     }
+    let usual = pooled.different as f64 / kinds.len() as f64;
+    let within = |got: f64, control: f64, pooled: f64, floor: f64| got <= 2.5 * control.max(pooled) + floor;
+    let is_rounding = |sum: &Parity, control: &Parity| {
+        within(sum.error(), control.error(), pooled.error(), 5e-3)
+            && within(sum.median(), control.median(), pooled.median(), 5e-3)
+            && within(sum.different as f64, control.different as f64, usual, 5.0)
+    };
+    let bad: Vec<String> = (sums.iter().filter(|(_, sum, control)| !is_rounding(sum, control)))
+        .map(|(what, sum, control)| format!("{what}: {sum}\n  disturbed CPU: {control}, all kinds: {pooled}"))
+        .collect();
     assert!(bad.is_empty(), "beyond rounding:\n{}", bad.join("\n"));
 }
 
