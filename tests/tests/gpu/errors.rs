@@ -2,6 +2,7 @@
 
 use crate::{NEAR, Scene};
 use half::bf16;
+use oasis_core::engine::{Engine, GenerateRequest};
 use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::policy::DeviceCode;
@@ -9,6 +10,24 @@ use oasis_cuda::executor::Residency;
 use oasis_models::weights::MatrixData;
 use oasis_tests::gpu::{self, Setup, Speech, Twin, assert_nothing_held, step_all};
 use oasis_tests::models::start;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Set in the process of [`fault_in_a_step`].
+pub const FAULT: &str = "OASIS_TEST_FAULT";
+
+/// A prompt shorter than a block, so that the first summary is finished by a decode step, which traps.
+const FAULTY: DeviceCode = DeviceCode::new(
+    "faulty.cuh",
+    "struct Summarizer {
+    static constexpr int kRows = 1;
+    static __device__ float init(int row) { return 0.0f; }
+    static __device__ float update(int row, float value, float key) { return value + key; }
+    static __device__ float finish(int row, float value, int tokens) { asm volatile(\"trap;\"); return value; }
+    static __device__ float expand(int row, float q) { return q; }
+};
+",
+);
 
 /// A token whose embedding is not a number; the output projection is whole.
 fn poisoned(tiny: &Twin) -> (Twin, TokenId) {
@@ -102,4 +121,57 @@ pub fn device_code_that_does_not_compile_names_its_line(scene: &Scene) {
     sparse.summarizer = Some(broken);
     let error = gpu::start(&scene.device, &scene.tiny, options).err().expect("it does not compile").to_string();
     assert!(error.contains("mine.cuh(2): error"), "{error}");
+}
+
+/// Two requests until the device faults; what the engine says of it goes to standard output.
+pub fn fault_in_a_step(scene: &Scene) {
+    let mut options = Setup::sparse(4, &["summarizer.kind=mean"], 2, 100).options(&scene.tiny.spec);
+    let Residency::Sparse(sparse) = &mut options.residency else { unreachable!("asked for above") };
+    sparse.summarizer = Some(FAULTY);
+    let executor = gpu::start(&scene.device, &scene.tiny, options).unwrap();
+    let mut engine = Engine::new(executor, 2);
+    for _ in 0..2 {
+        let prompt = scene.prompts.prose(10, 3);
+        let stop_tokens = Vec::new();
+        engine
+            .submit(GenerateRequest { prompt, max_new_tokens: 40, stop_tokens, sampling: Default::default() })
+            .unwrap();
+    }
+    let error = loop {
+        if let Err(error) = engine.step() {
+            break error;
+        }
+        assert!(!engine.is_idle(), "no step faulted");
+    };
+    println!("{error:#}");
+    // A later call says so too, and nothing waits for what will never end.
+    assert!(engine.step().is_err());
+    drop(engine);
+    println!("all is given back");
+}
+
+pub fn a_fault_of_the_device_names_its_step_and_hangs_nothing(_: &Scene) {
+    // A fault takes everything of its process on the device with it.
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .env(FAULT, "1")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+            panic!("the process hangs: {:?}", child.wait_with_output());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output().unwrap();
+    let (said, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("  {}", said.trim_end().replace('\n', "\n  "));
+    assert!(output.status.success(), "{}: {said}{complaints}", output.status);
+    assert!(
+        said.contains("decode step ") && said.contains("CUDA_ERROR_") && said.contains("all is given back"),
+        "{said}"
+    );
 }

@@ -58,6 +58,7 @@ const TESTS: &[(&str, Test)] = &tests![
     accounting::a_context_is_used_to_its_end,
     errors::a_request_without_numbers_ends_alone_and_leaves_no_trace,
     errors::device_code_that_does_not_compile_names_its_line,
+    errors::a_fault_of_the_device_names_its_step_and_hangs_nothing,
     experts::a_mixture_says_what_it_says_on_the_cpu,
     experts::bytes_of_a_step_count_the_experts_that_have_rows,
     experts::draws_stay_among_the_candidates_of_the_cpu,
@@ -80,6 +81,10 @@ fn main() -> ExitCode {
         Ok(device) => {
             let tiny = Twin::load("oasis-tiny", "oasis-tiny-eagle3");
             let scene = Scene { device, tiny, prompts: Prompts::new() };
+            if std::env::var_os(errors::FAULT).is_some() {
+                errors::fault_in_a_step(&scene);
+                return ExitCode::SUCCESS;
+            }
             for (name, test) in run {
                 let start = Instant::now();
                 let result = catch_unwind(AssertUnwindSafe(|| test(&scene)));

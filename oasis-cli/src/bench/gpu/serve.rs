@@ -54,6 +54,14 @@ struct Point {
     first_token_ms: f64,
 }
 
+impl Point {
+    /// Whether about as many requests began as ended. Where far fewer began, the batch was shrinking, and the rate is one
+    /// that prefills cannot keep up with.
+    fn is_balanced(&self) -> bool {
+        self.finished <= self.prefills + 1 + self.prefills / 10
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Report {
     device: String,
@@ -122,7 +130,15 @@ pub fn run(args: &ServeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRes
             p.prefills.to_string(),
         ]);
     }
-    Ok(writeln!(out, "{}", columns(&rows).join("\n"))?)
+    writeln!(out, "{}", columns(&rows).join("\n"))?;
+    for point in report.points.iter().filter(|point| !point.is_balanced()) {
+        let Point { concurrency, finished, prefills, .. } = point;
+        writeln!(
+            out,
+            "concurrency {concurrency}: {finished} finished and {prefills} were read; a longer --seconds shows the balance"
+        )?;
+    }
+    Ok(())
 }
 
 /// One real request: everything is compiled, planned and captured before the clock runs.
