@@ -3,7 +3,7 @@
 use crate::text::{columns, grouped, size};
 use oasis_core::executor::{ExecutorInfo, ExecutorStats};
 use oasis_core::geometry::KvFootprint;
-use oasis_core::pipeline::Stage;
+use oasis_core::pipeline::{PipelineMetrics, Stage};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::time::Duration;
@@ -170,7 +170,7 @@ impl RunReport {
             speed: Speed::new(request),
             memory: Memory::new(info, stats, request),
             link: sparse.then(|| Link::new(info, stats)),
-            pipeline: sparse.then(|| PipelineReport::new(stats)),
+            pipeline: stats.pipeline.as_ref().map(PipelineReport::new),
             agreement: None,
         }
     }
@@ -314,9 +314,9 @@ impl Link {
 }
 
 impl PipelineReport {
-    fn new(stats: &ExecutorStats) -> Self {
+    fn new(pipeline: &PipelineMetrics) -> Self {
         let stage = |name, stage| {
-            let metrics = stats.pipeline.stage(stage);
+            let metrics = pipeline.stage(stage);
             StageReport {
                 stage: name,
                 tasks: metrics.tasks,
@@ -331,8 +331,8 @@ impl PipelineReport {
                 stage("select", Stage::Select),
                 stage("transfer", Stage::Transfer),
             ],
-            foreground_wait_seconds: stats.pipeline.foreground_wait.as_secs_f64(),
-            waits: stats.pipeline.waits,
+            foreground_wait_seconds: pipeline.foreground_wait.as_secs_f64(),
+            waits: pipeline.waits,
         }
     }
 

@@ -109,8 +109,8 @@ pub struct ExecutorStats {
     pub device_peak: KvFootprint,
     /// Store.
     pub store: StoreUsage,
-    /// Background stages.
-    pub pipeline: PipelineMetrics,
+    /// Background stages; `None` where there are none, or where a device runs them unwatched.
+    pub pipeline: Option<PipelineMetrics>,
 }
 
 /// Runs prefill and decode steps for the engine.

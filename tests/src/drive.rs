@@ -100,6 +100,7 @@ pub fn assert_nothing_held(executor: &CpuExecutor) {
     assert_eq!(stats.device, KvFootprint::default(), "device memory is held");
     let store = stats.store;
     assert_eq!((store.reserved, store.used, store.requests), (0, 0, 0), "the store holds something");
-    let stages = [stats.pipeline.predict, stats.pipeline.select, stats.pipeline.transfer];
+    let pipeline = stats.pipeline.unwrap_or_default();
+    let stages = [pipeline.predict, pipeline.select, pipeline.transfer];
     assert_eq!(stages.map(|stage| stage.queued), [0; 3], "a task is queued");
 }

@@ -118,13 +118,14 @@ pub fn measure(resolved: &Resolved, model: &Model, prompt: &[TokenId], steps: us
         bandwidths.push(read_bandwidth());
     }
     let after = sparse.stats();
+    let [pipeline_before, pipeline_after] = [&before, &after].map(|stats| stats.pipeline.unwrap_or_default());
     let lookahead_steps = (times[1].len() + times[1].len() / TURN) as f64;
     let per_step = |seconds: f64| seconds * 1e3 / lookahead_steps;
     let stages = Stage::ALL.map(|stage| {
-        let busy = after.pipeline.stage(stage).busy - before.pipeline.stage(stage).busy;
+        let busy = pipeline_after.stage(stage).busy - pipeline_before.stage(stage).busy;
         (stage.name(), per_step(busy.as_secs_f64()))
     });
-    let wait = per_step((after.pipeline.foreground_wait - before.pipeline.foreground_wait).as_secs_f64());
+    let wait = per_step((pipeline_after.foreground_wait - pipeline_before.foreground_wait).as_secs_f64());
 
     let read_bandwidth = bandwidths.iter().copied().fold(0.0, f64::max);
     let geometry = sparse.info().geometry;

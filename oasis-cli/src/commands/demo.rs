@@ -264,14 +264,17 @@ fn costs<E: Executor>(dense: &Mode<E>, sparse: &Mode<E>) -> Vec<String> {
 fn sparse_costs(cap: usize, stats: &ExecutorStats) -> Vec<(&'static str, String)> {
     let per_step = stats.link_bytes / stats.steps.max(1);
     let cap_use = stats.admitted_entries as f64 / stats.cap_entries.max(1) as f64;
-    let stages: Vec<String> = (Stage::ALL.iter())
-        .map(|stage| format!("{} {} us", stage.name(), stats.pipeline.stage(*stage).mean().as_micros()))
-        .collect();
-    let wait = stats.pipeline.foreground_wait.as_secs_f64() * 1e3 / stats.steps.max(1) as f64;
-    vec![
+    let mut costs = vec![
         ("over the link", format!("{} a step", size(per_step))),
         ("cap use", format!("{:.0}% of {cap} blocks a KV head and step", cap_use * 100.0)),
-        ("a layer's stages", stages.join(", ")),
-        ("waited for them", format!("{wait:.2} ms a step")),
-    ]
+    ];
+    if let Some(pipeline) = &stats.pipeline {
+        let stages: Vec<String> = (Stage::ALL.iter())
+            .map(|stage| format!("{} {} us", stage.name(), pipeline.stage(*stage).mean().as_micros()))
+            .collect();
+        let wait = pipeline.foreground_wait.as_secs_f64() * 1e3 / stats.steps.max(1) as f64;
+        costs.push(("a layer's stages", stages.join(", ")));
+        costs.push(("waited for them", format!("{wait:.2} ms a step")));
+    }
+    costs
 }

@@ -482,7 +482,7 @@ impl Executor for CpuExecutor {
             device: self.device,
             device_peak: self.device_peak,
             store: self.sparse.as_ref().map(|s| s.store.usage()).unwrap_or_default(),
-            pipeline: self.sparse.as_ref().map(|s| s.pipeline.metrics()).unwrap_or_default(),
+            pipeline: self.sparse.as_ref().map(|s| s.pipeline.metrics()),
         }
     }
 }
