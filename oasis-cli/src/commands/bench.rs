@@ -4,7 +4,7 @@ use crate::args::GlobalArgs;
 use crate::args::ModelArgs;
 use crate::assemble;
 use crate::bench::cpu;
-use crate::bench::gpu::{decode, link, prefill, serve};
+use crate::bench::gpu::{decode, link, prefill, serve, traffic};
 use crate::error::{CliError, CliResult};
 use crate::eval::tasks;
 use crate::settings::resolve;
@@ -30,6 +30,8 @@ enum Target {
     Prefill(prefill::PrefillArgs),
     /// A closed loop of requests on a GPU, prefill included
     ServeSim(serve::ServeArgs),
+    /// What would cross between a prefill and a decode node, by the selections of a GPU
+    Traffic(traffic::TrafficArgs),
     /// What a GPU's memory and link can do at most
     Link(link::LinkArgs),
 }
@@ -60,6 +62,7 @@ pub fn run(args: &BenchArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRes
         Target::Decode(args) => return decode::run(args, global, out),
         Target::Prefill(args) => return prefill::run(args, global, out),
         Target::ServeSim(args) => return serve::run(args, global, out),
+        Target::Traffic(args) => return traffic::run(args, global, out),
         Target::Link(args) => return link::run(args, global, out),
     };
     let resolved = resolve(global, args.model.layers()?)?;

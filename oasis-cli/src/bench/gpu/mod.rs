@@ -4,6 +4,7 @@ pub mod decode;
 pub mod link;
 pub mod prefill;
 pub mod serve;
+pub mod traffic;
 
 use crate::args::{GlobalArgs, ModelArgs};
 use crate::assemble::cuda::{self, Weights};
