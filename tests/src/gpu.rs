@@ -8,7 +8,9 @@ use oasis_core::geometry::HeadShape;
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::testkit::Random;
 use oasis_cuda::device::{Device, DeviceError};
-use oasis_cuda::executor::{CudaExecutor, CudaOptions, GatherOptions, HostOptions, Residency, SparseOptions, StepMode};
+use oasis_cuda::executor::{
+    CudaExecutor, CudaOptions, GatherOptions, HostOptions, HostParts, Residency, SparseOptions, StepMode,
+};
 use oasis_cuda::model::DeviceModel;
 use oasis_models::checkpoint::{self, Precision};
 use oasis_models::cpu::{CpuExecutor, CpuModel};
@@ -144,6 +146,7 @@ impl Setup {
                     copy_engine: false,
                     gather: GatherOptions::default(),
                     host: HostOptions { capacity: self.host, alias: None },
+                    through_store: false,
                 }))
             }
         };
@@ -173,11 +176,24 @@ impl Setup {
 /// # Errors
 /// When the device refuses, or the code of a policy does not compile.
 pub fn start(device: &Device, model: &Twin, options: CudaOptions) -> Result<CudaExecutor, DeviceError> {
+    start_with(device, model, options, HostParts::default())
+}
+
+/// Starts an executor with what the host does in a step.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_with(
+    device: &Device,
+    model: &Twin,
+    options: CudaOptions,
+    parts: HostParts,
+) -> Result<CudaExecutor, DeviceError> {
     let drafts = matches!(&options.residency, Residency::Sparse(sparse) if sparse.source == oasis_core::policy::QuerySource::Draft);
     let head = Some(&*model.head).filter(|_| drafts);
     let plan = CudaExecutor::plan(device, &model.spec, head.map(|head| &head.spec), &options)?;
     let on_device = DeviceModel::upload(device, &model.spec, &model.weights, head, options.max_context)?;
-    CudaExecutor::new(device, on_device, plan, options, &|_, _| ())
+    CudaExecutor::with_host_parts(device, on_device, plan, options, parts, &|_, _| ())
 }
 
 /// Executors whose logits can be looked at.

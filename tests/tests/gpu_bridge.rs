@@ -11,7 +11,8 @@ use oasis_core::sampling::SamplingParams;
 use oasis_core::working_set::{RankedBlock, Ranking, TransferPlan};
 use oasis_cuda::device::Device;
 use oasis_cuda::executor::{
-    Bridge, CudaExecutor, CudaOptions, GatherOptions, HostOptions, HostPolicies, Residency, SparseOptions, StepMode,
+    Bridge, CudaExecutor, CudaOptions, GatherOptions, HostOptions, HostParts, HostPolicies, Residency, SparseOptions,
+    StepMode,
 };
 use oasis_cuda::measure::{EntryRates, gather_options};
 use oasis_cuda::model::DeviceModel;
@@ -59,6 +60,7 @@ fn on_device(policies: SparseParts, cap: usize) -> (SparseOptions, HostPolicies)
         gather: GatherOptions::default(),
         copy_engine: false,
         host: HostOptions { capacity: 1 << 30, alias: None },
+        through_store: false,
     };
     (options, HostPolicies { summarizer: Box::new(WithoutCode(summarizer)), predictor, selector })
 }
@@ -100,7 +102,8 @@ fn start_gpu(device: &Device, sparse: SparseOptions, policies: HostPolicies) -> 
     };
     let plan = CudaExecutor::plan(device, spec, head.as_ref().map(|head| &head.spec), &options).unwrap();
     let model = DeviceModel::upload(device, spec, &weights, head.as_ref(), options.max_context).unwrap();
-    CudaExecutor::with_policies(device, model, plan, options, Some(policies), &|_, _| ()).unwrap()
+    let parts = HostParts { policies: Some(policies), store: None };
+    CudaExecutor::with_host_parts(device, model, plan, options, parts, &|_, _| ()).unwrap()
 }
 
 /// Admits a prompt and reads it; gives the first token.

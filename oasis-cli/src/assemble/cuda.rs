@@ -12,7 +12,8 @@ use oasis_core::policy::QuerySource;
 use oasis_core::registry::Role;
 use oasis_cuda::device::Device;
 use oasis_cuda::executor::{
-    Bridge, CudaExecutor, CudaOptions, GatherOptions, HostOptions, HostPolicies, Residency, SparseOptions, StepMode,
+    Bridge, CudaExecutor, CudaOptions, GatherOptions, HostOptions, HostParts, HostPolicies, Residency, SparseOptions,
+    StepMode,
 };
 use oasis_cuda::layout::BLOCK_TOKENS;
 use oasis_cuda::model::DeviceModel;
@@ -116,13 +117,8 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
             return Err(resolved.locate(error).into());
         }
     };
-    let Some(capacity) = config.store.host_memory() else {
-        let error =
-            ConfigError::new("store.kind", "a store that is host memory, which the GPU addresses itself", "another")
-                .hint("dram is one; device.kind = \"cpu\" runs with any store");
-        return Err(resolved.locate(error).into());
-    };
-    Ok(SparseOptions {
+    let capacity = config.store.host_memory();
+    let options = SparseOptions {
         budget_blocks: budget,
         cap: selector.cap(budget).min(budget),
         source,
@@ -132,8 +128,16 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
         selector: selector.device_code(),
         gather,
         copy_engine,
-        host: HostOptions { capacity, alias: None },
-    })
+        host: HostOptions { capacity: capacity.unwrap_or(0), alias: None },
+        through_store: capacity.is_none(),
+    };
+    if options.through_store && (options.copy_engine || options.bridge().is_some()) {
+        let expected = "a store that is host memory, which policies of the host and the copy engine need";
+        let error = ConfigError::new("store.kind", expected, "another")
+            .hint("dram is one; or choose policies with device code (`oasis list`) and transport.kind = \"pcie-uva\"");
+        return Err(resolved.locate(error).into());
+    }
+    Ok(options)
 }
 
 /// Weights for the device.
@@ -205,11 +209,14 @@ fn head_shape(spec: &DecoderSpec) -> HeadShape {
 /// When the plan does not fit, before anything is read; or when the device refuses.
 pub fn start(config: &Config, weights: &Weights<'_>, mut options: CudaOptions) -> CliResult<CudaExecutor> {
     let device = Device::open(config.device.ordinal)?;
-    let mut policies = None;
+    let mut parts = HostParts::default();
     if let Residency::Sparse(sparse) = &mut options.residency {
         if let Some(bridge) = sparse.bridge() {
             tracing::warn!("{}", bridge_notice(sparse, bridge));
-            policies = Some(host_policies(config, weights.spec())?);
+            parts.policies = Some(host_policies(config, weights.spec())?);
+        }
+        if sparse.through_store {
+            parts.store = Some(config.store.build().map_err(|error| CliError::from(spec_error(Role::Store, error)))?);
         }
         if let Some(DeviceLink::Gather { ctas, depth }) = config.transport.device_link() {
             let (head_dim, ctas) = (weights.spec().head_dim, ctas.map(|ctas| ctas as u32));
@@ -235,7 +242,7 @@ pub fn start(config: &Config, weights: &Weights<'_>, mut options: CudaOptions) -
     };
     let bar = Progress::parts("pinning host memory");
     let progress = |done, total| bar.set(done as u64, total as u64);
-    Ok(CudaExecutor::with_policies(&device, model, plan, options, policies, &progress)?)
+    Ok(CudaExecutor::with_host_parts(&device, model, plan, options, parts, &progress)?)
 }
 
 /// Starts an executor for a checkpoint.

@@ -33,7 +33,7 @@ impl CudaExecutor {
 
     /// A request's host memory.
     pub(super) fn host_layers(&self, id: RequestId, request: &Request) -> Option<HostLayers> {
-        let address = self.parts.host.as_ref()?.address(id)?;
+        let address = self.parts.full_kv(id)?;
         let block = self.info.geometry.block_bytes();
         Some(HostLayers { address, stride: request.blocks * block, bytes: request.prompt / BLOCK_TOKENS * block })
     }
@@ -43,7 +43,7 @@ impl CudaExecutor {
         let layers = self.parts.layers();
         let block = self.info.geometry.block_bytes();
         let (rows, kv_heads, slots) = (self.rows.len(), self.info.geometry.kv_heads, self.parts.extent.slots);
-        let Some(base) = self.parts.host.as_ref().and_then(|host| host.address(id)) else { return Ok(()) };
+        let Some(base) = self.parts.full_kv(id) else { return Ok(()) };
         for layer in 0..layers {
             self.parts.memory.shared.hosts()[layer * rows + row] = base.offset(layer * blocks * block).0;
         }
@@ -86,8 +86,13 @@ impl CudaExecutor {
         };
         let blocks = self.info.geometry.full_blocks(tokens);
         let bytes = (self.info.geometry.layers * blocks * self.info.geometry.block_bytes()) as u64;
-        if let Some(host) = &mut self.parts.host {
-            match host.reserve(id, bytes) {
+        let reservation = match (&self.parts.store_link, &mut self.parts.host) {
+            (Some(link), _) => Some(link.borrow_mut().reserve(id, row, blocks)),
+            (None, Some(host)) => Some(host.reserve(id, bytes)),
+            (None, None) => None,
+        };
+        if let Some(reservation) = reservation {
+            match reservation {
                 Reservation::Granted => {}
                 Reservation::Full { needed, free } => {
                     return Ok(Admission::Wait {

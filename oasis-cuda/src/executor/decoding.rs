@@ -136,7 +136,11 @@ impl CudaExecutor {
             self.run_first(id, input)?;
         }
         let outputs = self.parts.memory.shared.outputs().to_vec();
-        let failures = self.parts.host_side.as_ref().map(|side| side.borrow_mut().take_failures()).unwrap_or_default();
+        let mut failures =
+            self.parts.host_side.as_ref().map(|side| side.borrow_mut().take_failures()).unwrap_or_default();
+        if let Some(link) = &self.parts.store_link {
+            failures.extend(link.borrow_mut().take_failures());
+        }
         let results = rows.iter().zip(checked).map(|(row, place)| {
             let place = place?;
             let request = self.requests.get_mut(&row.request).expect("checked above");

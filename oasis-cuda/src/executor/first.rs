@@ -35,7 +35,11 @@ impl CudaExecutor {
         self.parts.queue_step(scope)?;
         let completes = (input.position as usize + 1).is_multiple_of(BLOCK_TOKENS);
         if let (Some(host), true, false) = (host, completes, self.waits_for_selection()) {
-            self.queue_completed(row, input.position as usize / BLOCK_TOKENS, host)?;
+            let block = input.position as usize / BLOCK_TOKENS;
+            match self.parts.store_link {
+                Some(_) => self.parts.store_tails(id, row, block)?,
+                None => self.queue_completed(row, block, host)?,
+            }
         }
         self.parts.streams.foreground.synchronize()
     }

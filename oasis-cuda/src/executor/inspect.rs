@@ -32,7 +32,7 @@ impl CudaExecutor {
         match decoded {
             0 => memory.prefill.logits.read(),
             // A first decode step runs alone, as row 0.
-            1 if self.parts.host.is_some() => memory.activations.logits.read_at(0, vocab),
+            1 if self.info.budget_blocks.is_some() => memory.activations.logits.read_at(0, vocab),
             _ => memory.activations.logits.read_at(request.row * vocab, vocab),
         }
         .map(Some)

@@ -22,6 +22,7 @@ mod request;
 mod sampler;
 mod sampling;
 mod step;
+mod store_link;
 mod synthetic;
 mod timeline;
 
@@ -44,8 +45,9 @@ use mixture::ExpertShape;
 use oasis_core::executor::{
     Admission, DecodeRow, Executor, ExecutorInfo, ExecutorStats, PrefillProgress, RequestError, Sequence,
 };
-use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
+use oasis_core::geometry::{KvFootprint, KvGeometry};
 use oasis_core::ids::{RequestId, TokenId};
+use oasis_core::memory::KvStore;
 use oasis_core::pipeline::Tracer;
 use oasis_core::sampling::SamplingParams;
 use parts::{BesideDecode, Events, Parts, Streams};
@@ -55,6 +57,8 @@ use reading::PrefillError;
 use request::{Phase, Request};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use store_link::StoreLink;
 use timeline::Mark;
 
 /// A captured step.
@@ -62,6 +66,15 @@ struct StepGraph {
     graph: Graph,
     /// Events around its operations, where steps are traced.
     marks: Vec<Mark>,
+}
+
+/// What the host does in a step.
+#[derive(Default)]
+pub struct HostParts {
+    /// Policies without device code: see [`SparseOptions::bridge`].
+    pub policies: Option<HostPolicies>,
+    /// The store of [`SparseOptions::through_store`].
+    pub store: Option<Arc<dyn KvStore>>,
 }
 
 /// Runs a decoder on a GPU, with the KV cache outside its memory.
@@ -139,20 +152,19 @@ impl CudaExecutor {
         options: CudaOptions,
         progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self, DeviceError> {
-        Self::with_policies(device, model, plan, options, None, progress)
+        Self::with_host_parts(device, model, plan, options, HostParts::default(), progress)
     }
 
-    /// The same with policies for the host to run, where not all of them have device code: see
-    /// [`SparseOptions::bridge`].
+    /// The same with what the host does in a step.
     ///
     /// # Errors
-    /// As [`CudaExecutor::new`], and when there are no policies although the options need some.
-    pub fn with_policies(
+    /// As [`CudaExecutor::new`], and when there is no part that the options need.
+    pub fn with_host_parts(
         device: &Device,
         model: DeviceModel,
         plan: MemoryPlan,
         mut options: CudaOptions,
-        policies: Option<HostPolicies>,
+        host_parts: HostParts,
         progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self, DeviceError> {
         if options.needs_host() {
@@ -166,19 +178,12 @@ impl CudaExecutor {
         let gemms = Gemms::open(device, GemmOptions::default())?;
         let experts = programs.experts.as_ref().map(|programs| programs.shape);
         let memory = Memory::new(device, &spec, head.as_ref(), experts, &options, &plan)?;
-        let geometry = KvGeometry {
-            layers: spec.layers,
-            q_heads: spec.q_heads,
-            kv_heads: spec.kv_heads,
-            head_dim: spec.head_dim,
-            block_tokens: BLOCK_TOKENS,
-            dtype: KvDtype::Bf16,
-        };
+        let geometry = plan::geometry(&spec);
         let (mut host, mut budget_blocks, mut cap) = (None, None, 0);
-        let (mut host_side, mut landing) = (None, None);
+        let (mut host_side, mut landing, mut store_link) = (None, None, None);
         if let Residency::Sparse(sparse) = &options.residency {
             if let Some(bridge) = sparse.bridge() {
-                let policies = policies.ok_or_else(|| {
+                let policies = host_parts.policies.ok_or_else(|| {
                     let problem = "expected policies for the host to run, as not all have device code; found none";
                     DeviceError::new("starting an executor", problem)
                 })?;
@@ -189,9 +194,17 @@ impl CudaExecutor {
                 let copies = plan.requests * geometry.kv_heads * (extent.slots + 2);
                 landing = Some(list_landing(device, copies)?);
             }
-            let bytes = plan.host;
-            let report = |done: usize| progress(done, bytes as usize);
-            host = Some(HostPool::new(device, bytes, sparse.host.alias, &report)?);
+            if sparse.through_store {
+                let store = host_parts.store.ok_or_else(|| {
+                    DeviceError::new("starting an executor", "expected the store that KV is to go through, found none")
+                })?;
+                let sizes = (geometry, extent, plan.requests);
+                store_link = Some(RefCell::new(StoreLink::new(device, store, sparse, sizes)?));
+            } else {
+                let bytes = plan.host;
+                let report = |done: usize| progress(done, bytes as usize);
+                host = Some(HostPool::new(device, bytes, sparse.host.alias, &report)?);
+            }
             (budget_blocks, cap) = (Some(sparse.budget_blocks), sparse.cap);
         }
         let stream = |priority| device.stream(priority);
@@ -242,6 +255,7 @@ impl CudaExecutor {
             marks: RefCell::new(None),
             host_side,
             list_landing: landing,
+            store_link,
         };
         Ok(Self {
             info,
@@ -282,9 +296,12 @@ fn described(device: &Device, options: &CudaOptions) -> String {
         Residency::Sparse(sparse) => sparse.bridge(),
         Residency::Dense => None,
     };
-    let name = &device.facts.name;
+    let name = match &options.residency {
+        Residency::Sparse(sparse) if sparse.through_store => format!("{}, KV through a store", device.facts.name),
+        _ => device.facts.name.clone(),
+    };
     match bridge {
-        None => name.clone(),
+        None => name,
         Some(Bridge::Selection) => format!("{name}, selection on the host"),
         Some(Bridge::Prediction) => format!("{name}, prediction and selection on the host"),
     }
@@ -338,6 +355,9 @@ impl Executor for CudaExecutor {
         if let Some(host) = &mut self.parts.host {
             host.release(id);
         }
+        if let Some(link) = &self.parts.store_link {
+            link.borrow_mut().release(id);
+        }
     }
 
     fn stats(&self) -> ExecutorStats {
@@ -354,7 +374,7 @@ impl Executor for CudaExecutor {
             cap_entries: self.tokens * (layers * kv_heads * self.info.cap) as u64,
             device: self.device_bytes,
             device_peak: self.device_peak,
-            store: self.parts.host.as_ref().map(HostPool::usage).unwrap_or_default(),
+            store: self.parts.store_usage(),
             ..ExecutorStats::default()
         }
     }

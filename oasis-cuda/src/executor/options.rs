@@ -37,6 +37,8 @@ pub struct SparseOptions {
     pub copy_engine: bool,
     /// Host memory for the full KV of requests.
     pub host: HostOptions,
+    /// The full KV lies in a store that the device does not address: the host carries entries both ways.
+    pub through_store: bool,
 }
 
 /// What the host does in every layer of a step, and waits for.
@@ -91,9 +93,9 @@ impl SparseOptions {
         self.scoring().map_or(0, |_| self.summary_bytes)
     }
 
-    /// Whether the host takes part in every layer: steps cannot be captured then.
+    /// Whether the host takes part in a step: steps cannot be captured then.
     pub fn needs_host(&self) -> bool {
-        self.bridge().is_some() || self.copy_engine
+        self.bridge().is_some() || self.copy_engine || self.through_store
     }
 }
 
@@ -137,7 +139,7 @@ pub enum StepMode {
 }
 
 impl CudaOptions {
-    /// Whether the host takes part in every layer of a step.
+    /// Whether the host takes part in a step.
     pub fn needs_host(&self) -> bool {
         matches!(&self.residency, Residency::Sparse(sparse) if sparse.needs_host())
     }
@@ -192,6 +194,7 @@ mod tests {
             gather: GatherOptions::default(),
             copy_engine: false,
             host: HostOptions { capacity: 0, alias: None },
+            through_store: false,
         }
     }
 

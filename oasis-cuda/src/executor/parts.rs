@@ -6,11 +6,14 @@ use super::memory::{Memory, SparseMemory};
 use super::options::CudaOptions;
 use super::plan::{Extent, MemoryPlan};
 use super::programs::{DraftPrograms, Programs, SparsePrograms};
+use super::store_link::StoreLink;
 use super::timeline::Mark;
 use crate::device::{Device, DeviceError, Event, PinnedBuffer, Priority, Stream};
 use crate::gemm::{GemmOptions, GemmShape, Gemms, Operands, Output, Workspace};
 use crate::kernels::{AddNormParams, Address};
 use crate::model::{DeviceHead, DeviceMatrix, DeviceModel, DeviceVector};
+use oasis_core::ids::RequestId;
+use oasis_core::memory::StoreUsage;
 use oasis_core::pipeline::Track;
 use std::cell::{Cell, RefCell};
 
@@ -90,6 +93,8 @@ pub(super) struct Parts {
     pub marks: RefCell<Option<Vec<Mark>>>,
     /// What runs policies without device code.
     pub host_side: Option<RefCell<HostSide>>,
+    /// What brings entries from a store that the device does not address.
+    pub store_link: Option<RefCell<StoreLink>>,
     /// Where lists of copies are read back to, for the copy engine.
     pub list_landing: Option<PinnedBuffer>,
 }
@@ -133,6 +138,22 @@ impl Parts {
 
     pub fn sparse(&self) -> Option<(&SparseMemory, &SparsePrograms)> {
         self.memory.sparse.as_ref().zip(self.programs.sparse.as_ref())
+    }
+
+    /// Where a request's full KV lies, or seems to lie.
+    pub fn full_kv(&self, request: RequestId) -> Option<Address> {
+        match &self.store_link {
+            Some(link) => link.borrow().address(request),
+            None => self.host.as_ref()?.address(request),
+        }
+    }
+
+    /// How full the memory or the store of the full KV is.
+    pub fn store_usage(&self) -> StoreUsage {
+        match &self.store_link {
+            Some(link) => link.borrow().usage(),
+            None => self.host.as_ref().map(HostPool::usage).unwrap_or_default(),
+        }
     }
 
     /// Parts of `bytes` bytes of host memory at `address` that a copy engine takes one at a time: offset and length.

@@ -2,8 +2,10 @@
 
 use super::mixture::ExpertShape;
 use super::options::{CudaOptions, Residency};
+use super::store_link::StoreLink;
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
 use crate::model::{dense_width, weight_bytes};
+use oasis_core::geometry::{KvDtype, KvGeometry};
 use oasis_models::draft::Eagle3Spec;
 use oasis_models::spec::DecoderSpec;
 use serde::Serialize;
@@ -28,7 +30,7 @@ pub struct MemoryPlan {
     pub requests: usize,
     /// Layers whose full KV a prefill keeps on the device.
     pub prefill_layers: usize,
-    /// Bytes of host memory to be pinned for the full KV of requests.
+    /// Bytes of host memory to be pinned: for the full KV of requests, or for what is on its way to a store.
     pub host: u64,
 }
 
@@ -76,6 +78,18 @@ impl Extent {
             }
         };
         Self { blocks, tiles: blocks.div_ceil(BLOCK_TOKENS), slots, queries }
+    }
+}
+
+/// Shape of the KV cache on a device.
+pub(super) fn geometry(spec: &DecoderSpec) -> KvGeometry {
+    KvGeometry {
+        layers: spec.layers,
+        q_heads: spec.q_heads,
+        kv_heads: spec.kv_heads,
+        head_dim: spec.head_dim,
+        block_tokens: BLOCK_TOKENS,
+        dtype: KvDtype::Bf16,
     }
 }
 
@@ -137,6 +151,10 @@ impl MemoryPlan {
         let requests = room(prefill_layers).min(options.max_batch as u64) as usize;
         let host = match &options.residency {
             Residency::Dense => 0,
+            Residency::Sparse(sparse) if sparse.through_store => {
+                let extent = Extent { blocks, tiles, slots, queries };
+                StoreLink::pinned_bytes(&geometry(spec), extent, requests, sparse.cap) as u64
+            }
             Residency::Sparse(sparse) => {
                 let stored = options.max_context.div_ceil(BLOCK_TOKENS) * heads * entry;
                 let images = sparse.host.alias.unwrap_or(requests) as u64;

@@ -234,6 +234,7 @@ impl Parts {
         let Some(host) = prompt.host else { return Ok(()) };
         work.stream.record(&self.events.appended[index])?;
         self.streams.offload.wait(&self.events.appended[index])?;
+        self.copy_to_bounce(index, entries, host.bytes)?;
         let to = host.address.offset(index * host.stride);
         for (at, bytes) in self.host_parts(to, host.bytes) {
             // SAFETY: the blocks are reserved for this request; the entries are not changed before the copy is done.

@@ -4,6 +4,7 @@ use super::CudaExecutor;
 use super::decoding::token_of;
 use super::prefill::Prompt;
 use super::request::{Phase, Request};
+use super::step::HostLayers;
 use crate::device::DeviceError;
 use oasis_core::executor::PrefillProgress;
 use oasis_core::geometry::KvFootprint;
@@ -11,7 +12,7 @@ use oasis_core::ids::RequestId;
 
 /// Layers of a prefill that may be queued before those before them are done: enough that the device never waits for the
 /// host, few enough that a cancelled prefill ends soon.
-const LAYERS_AHEAD: usize = 4;
+pub(super) const LAYERS_AHEAD: usize = 4;
 
 impl CudaExecutor {
     pub(super) fn try_prefill(&mut self, id: RequestId) -> Result<PrefillProgress, PrefillError> {
@@ -33,6 +34,7 @@ impl CudaExecutor {
             self.begin_prompt(id, prompt, &tokens)?;
         }
         let mut done = self.layers_done(queued)?;
+        self.store_layers(id, host, done)?;
         self.parts.share_with_decode(busy)?;
         while queued < layers && queued < done + LAYERS_AHEAD {
             self.parts.queue_prompt_layer(prompt, queued)?;
@@ -42,6 +44,7 @@ impl CudaExecutor {
             // Nothing else to do meanwhile.
             self.parts.events.prefilled[done].synchronize()?;
             done = self.layers_done(queued)?;
+            self.store_layers(id, host, done)?;
         }
         let request = self.requests.get_mut(&id).expect("looked up above");
         if done < layers {
@@ -64,6 +67,19 @@ impl CudaExecutor {
         token_of(id, token).map(PrefillProgress::Done).map_err(|error| PrefillError::Request(error.to_string()))
     }
 
+    /// Puts the layers of a prompt that are done into the store, where that is not memory which the device writes itself.
+    fn store_layers(&self, id: RequestId, host: Option<HostLayers>, done: usize) -> Result<(), PrefillError> {
+        let (Some(link), Some(host)) = (&self.parts.store_link, host) else { return Ok(()) };
+        let mut link = link.borrow_mut();
+        let blocks = host.bytes / self.info.geometry.block_bytes();
+        for layer in link.stored()..done {
+            self.parts.events.copied[layer].synchronize()?;
+            let stored = link.store_layer(id, blocks);
+            stored.map_err(|error| PrefillError::Request(format!("request {id}: {error}")))?;
+        }
+        Ok(())
+    }
+
     /// Layers of the prefill under way that are done.
     pub(super) fn layers_done(&self, queued: usize) -> Result<usize, DeviceError> {
         for layer in 0..queued {
@@ -76,6 +92,9 @@ impl CudaExecutor {
 
     pub(super) fn begin_prompt(&mut self, id: RequestId, prompt: Prompt, tokens: &[i32]) -> Result<(), DeviceError> {
         // A request that has not decoded yet loses its full KV on the device: it is fetched back later.
+        if let Some(link) = &self.parts.store_link {
+            link.borrow_mut().begin_prompt();
+        }
         self.staged = (self.parts.plan.prefill_layers >= self.parts.layers()).then_some(id);
         let shared = &mut self.parts.memory.shared;
         shared.prompt()[..tokens.len()].copy_from_slice(tokens);

@@ -104,13 +104,18 @@ impl Parts {
     pub fn queue_step(&self, scope: Scope) -> Result<(), DeviceError> {
         self.queue_schedule(scope)?;
         let rotation = self.rotation();
-        if let (Scope::Batch(_), Some((_, programs))) = (scope, self.sparse())
+        if let (Scope::Batch(_), Some((sparse, programs))) = (scope, self.sparse())
             && rotation < self.layers()
         {
             self.order(&self.streams.foreground, &self.streams.transfer)?;
-            for layer in rotation..self.layers() {
-                self.gather(programs, layer, &self.streams.transfer)?;
-                self.streams.transfer.record(&self.events.transferred[layer])?;
+            match &self.store_link {
+                Some(_) => self.begin_transfers(sparse)?,
+                None => {
+                    for layer in rotation..self.layers() {
+                        self.gather(programs, layer, &self.streams.transfer)?;
+                        self.streams.transfer.record(&self.events.transferred[layer])?;
+                    }
+                }
             }
         }
         if self.memory.draft.is_some() {
@@ -144,6 +149,8 @@ impl Parts {
     pub fn rotation(&self) -> usize {
         match self.source() {
             Some(QuerySource::Exact) | None => self.layers(),
+            // What admissions name is known when the step is through.
+            _ if self.store_link.is_some() => 0,
             _ => self.layers() / 2,
         }
     }
@@ -155,7 +162,12 @@ impl Parts {
 
     /// Carries out the transfers that the last step left to the next one.
     pub fn queue_left_transfers(&self) -> Result<(), DeviceError> {
-        let Some((_, programs)) = self.sparse() else { return Ok(()) };
+        let Some((sparse, programs)) = self.sparse() else { return Ok(()) };
+        if self.store_link.is_some() {
+            self.begin_transfers(sparse)?;
+            let stream = &self.streams.foreground;
+            return (0..self.layers()).try_for_each(|layer| self.complete_transfer(sparse, programs, layer, stream));
+        }
         (self.rotation()..self.layers()).try_for_each(|layer| self.gather(programs, layer, &self.streams.foreground))
     }
 
@@ -163,6 +175,7 @@ impl Parts {
     fn queue_fetch(&self, from: HostLayers, layer: usize) -> Result<(), DeviceError> {
         let Some(sparse) = &self.memory.sparse else { return Ok(()) };
         let (to, from_layer) = (self.staging(sparse, layer), from.address.offset(layer * from.stride));
+        self.fetch_layer(from, layer, to)?;
         for (at, bytes) in self.host_parts(from_layer, from.bytes) {
             // SAFETY: the entries are reserved for the request; the place in `staging` was waited for.
             unsafe { self.streams.offload.copy(to.offset(at), from_layer.offset(at), bytes)? };
@@ -264,7 +277,10 @@ impl Parts {
                     (false, Some(QuerySource::Exact)) => {
                         self.scan(stages, work.stream)?;
                         self.select(stages, work.stream)?;
-                        self.gather(programs, index, work.stream)?;
+                        match &self.store_link {
+                            Some(_) => self.transfer_now(sparse, programs, index, work.stream)?,
+                            None => self.gather(programs, index, work.stream)?,
+                        }
                         attend()?;
                     }
                     (false, _) => self.attend_beside_stages(stages, &attend)?,
@@ -290,6 +306,10 @@ impl Parts {
     ) -> Result<(), DeviceError> {
         let (streams, layer) = (&self.streams, stages.layer);
         if layer >= self.rotation() {
+            if self.store_link.is_some() {
+                self.complete_transfer(stages.sparse, stages.programs, layer, &streams.transfer)?;
+                streams.transfer.record(&self.events.transferred[layer])?;
+            }
             streams.foreground.wait(&self.events.transferred[layer])?;
         }
         attend()?;
@@ -628,6 +648,14 @@ impl Parts {
         self.span(stream, Track::Select, "select", layer, || unsafe {
             kernel.launch(stream, (spec.kv_heads as u32, scope.requests() as u32), &params)
         })
+    }
+
+    /// CTAs of the gather; `None` in dense decoding.
+    pub fn gather_ctas(&self) -> Option<u32> {
+        match &self.options.residency {
+            Residency::Dense => None,
+            Residency::Sparse(sparse) => Some(sparse.gather.ctas),
+        }
     }
 
     fn gather(&self, programs: &SparsePrograms, layer: usize, stream: &Stream) -> Result<(), DeviceError> {

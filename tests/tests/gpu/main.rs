@@ -9,6 +9,7 @@ mod errors;
 mod experts;
 mod parity;
 mod selection;
+mod stores;
 
 use oasis_cuda::device::Device;
 use oasis_tests::gpu::Twin;
@@ -59,6 +60,8 @@ const TESTS: &[(&str, Test)] = &tests![
     errors::a_request_without_numbers_ends_alone_and_leaves_no_trace,
     errors::device_code_that_does_not_compile_names_its_line,
     errors::a_fault_of_the_device_names_its_step_and_hangs_nothing,
+    stores::stores_that_the_device_does_not_address_say_what_pinned_memory_says,
+    stores::a_store_that_fails_ends_its_request_alone,
     experts::a_mixture_says_what_it_says_on_the_cpu,
     experts::bytes_of_a_step_count_the_experts_that_have_rows,
     experts::draws_stay_among_the_candidates_of_the_cpu,
