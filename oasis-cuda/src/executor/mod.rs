@@ -10,6 +10,7 @@ mod first;
 mod host;
 mod host_side;
 mod inspect;
+mod link;
 mod memory;
 mod mixture;
 mod options;

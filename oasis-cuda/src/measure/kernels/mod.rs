@@ -124,8 +124,10 @@ impl KernelBench {
         (256_usize << 20).div_ceil(bytes.max(1)).clamp(2, 32)
     }
 
+    /// [`micros`] on this bench's stream.
+    ///
     /// # Safety
-    /// As for [`micros`].
+    /// As there.
     unsafe fn micros(
         &self,
         launches: usize,
