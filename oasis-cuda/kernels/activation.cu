@@ -1,5 +1,5 @@
 // SwiGLU: out = silu(gate) * up, 8 coordinates a thread.
-#include "prelude.cuh"
+#include "order.cuh"
 
 struct Params {
     const uint4* gate_up;  // bf16 [rows][2][width]: the gates of a row, then its ups
@@ -13,10 +13,12 @@ DEVICE u32 gated(u32 gate, u32 up) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) swiglu(const __grid_constant__ Params p) {
+    next_may_begin();
+    wait_for_last();
     const i32 groups = p.width / 8, i = blockIdx.x * 256 + threadIdx.x;
     if (i >= p.rows * groups) return;
     const i32 row = i / groups, column = i % groups;
-    const uint4 gate = __ldg(p.gate_up + (u64)row * 2 * groups + column);
-    const uint4 up = __ldg(p.gate_up + ((u64)row * 2 + 1) * groups + column);
+    const uint4 gate = p.gate_up[(u64)row * 2 * groups + column];
+    const uint4 up = p.gate_up[((u64)row * 2 + 1) * groups + column];
     p.out[i] = {gated(gate.x, up.x), gated(gate.y, up.y), gated(gate.z, up.z), gated(gate.w, up.w)};
 }

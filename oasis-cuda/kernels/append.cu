@@ -7,6 +7,7 @@
 // -D SUMMARIZER="file" SUMMARY_BYTES=n HEAD_DIM=64|128 QUERIES=1|2
 #include "head.cuh"
 #include "layout.cuh"
+#include "order.cuh"
 #include SUMMARIZER
 #include "summary.cuh"
 
@@ -71,11 +72,13 @@ DEVICE void summarise(const Params& p, i32 pair, i32 block, const u8* entry, con
 }
 
 extern "C" __global__ void __launch_bounds__(128) append_tokens(const __grid_constant__ Params p) {
+    next_may_begin();
+    wait_for_last();
     const i32 lane = threadIdx.x & 31, heads = p.q_heads + 2 * p.kv_heads;
     const i32 index = blockIdx.x * 4 + (threadIdx.x >> 5);
     if (index >= p.requests * QUERIES * heads) return;
     const i32 row = index / heads, head = index % heads, request = row / QUERIES, token = row % QUERIES;
-    const i32 first = __ldg(p.position + request), position = first + token;
+    const i32 first = p.position[request], position = first + token;
     if (first < 0) return;
 
     Head x = Head::load(p.qkv + (u64)index * HEAD_DIM * 2);
@@ -92,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(128) append_tokens(const __grid_con
     }
     const i32 kv_head = head - p.q_heads - (is_value ? p.kv_heads : 0), pair = request * p.kv_heads + kv_head;
     const i32 block = position / kBlock;
-    const u64 place = p.pages ? (u64)__ldg(p.pages + (u64)request * p.page_stride + block) * p.kv_heads + kv_head
+    const u64 place = p.pages ? (u64)p.pages[(u64)request * p.page_stride + block] * p.kv_heads + kv_head
                               : (u64)pair * 2 + (block & 1);
     u8* const entry = p.tail + place * kEntryBytes;
     u8* const half = entry + (is_value ? kHalfEntryBytes : 0);

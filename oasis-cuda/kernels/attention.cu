@@ -8,6 +8,7 @@
 #include "copy.cuh"
 #include "layout.cuh"
 #include "mma.cuh"
+#include "order.cuh"
 #include "work.cuh"
 
 constexpr int kRows = QUERIES * GROUP;  // row of the tile = token * GROUP + head of the group
@@ -332,6 +333,7 @@ DEVICE void load_queries(const Params& p, const Cursor& at, u32 (&q)[kTiles][kSt
 extern "C" __global__ void __launch_bounds__(kWarps * 32, 2) decode_attention(const __grid_constant__ Params p) {
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ __align__(8) u64 barriers[kWarps][STAGES];
+    next_may_begin();
     const i32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const i32 total = __ldg(p.start + p.requests) * p.kv_heads;
     const i32 ctas = min((i32)gridDim.x, max(1, total / kWarps));

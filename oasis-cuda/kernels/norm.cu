@@ -1,7 +1,7 @@
 // Residual add and RMSNorm of rows, one CTA a row: residual += x, out = norm(residual).
 //
 // -D ITEMS=n: a thread holds ITEMS groups of 8 coordinates, so hidden <= 8 * ITEMS * threads, a multiple of 8
-#include "prelude.cuh"
+#include "order.cuh"
 
 struct Params {
     uint4* residual;      // bf16 [rows][hidden], updated where there is `x`
@@ -26,6 +26,8 @@ DEVICE uint4 pack(const float (&x)[8]) {
 
 extern "C" __global__ void __launch_bounds__(1024) add_rms_norm(const __grid_constant__ Params p) {
     __shared__ float sums[32];
+    next_may_begin();
+    wait_for_last();
     const int t = threadIdx.x, groups = p.hidden / 8, threads = blockDim.x;
     const u64 base = (u64)blockIdx.x * groups, out = (u64)blockIdx.x * (p.out_stride / 8);
     float x[ITEMS][8], sum = 0.0f;
@@ -36,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(1024) add_rms_norm(const __grid_con
         unpack(p.residual[base + i], x[j]);
         if (p.x) {
             float added[8];
-            unpack(__ldg(p.x + base + i), added);
+            unpack(p.x[base + i], added);
 #pragma unroll
             for (int k = 0; k < 8; k++) x[j][k] += added[k];
             const uint4 rounded = pack(x[j]);

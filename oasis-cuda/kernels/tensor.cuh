@@ -19,6 +19,16 @@ DEVICE void tensor_in(u32 to, const TensorMap& map, i32 x, i32 y, i32 z, u32 bar
         "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
         : "memory");
 }
+// The same for what is read once: it leaves the L2 cache first.
+DEVICE void tensor_stream_in(u32 to, const TensorMap& map, i32 x, i32 y, i32 z, u32 barrier) {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy)
+        : "memory");
+}
 // Shared to global memory; what lies outside the tensor is not written. One of the copies out of copy.cuh.
 DEVICE void tensor_out(const TensorMap& map, u32 from, i32 x, i32 y, i32 z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),

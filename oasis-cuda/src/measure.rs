@@ -1,6 +1,8 @@
 //! What a device can do at most: the ceilings that kernels and steps are measured against.
 
 mod entries;
+pub mod kernels;
+pub(crate) mod random;
 
 pub use entries::{EntryRates, gather_options};
 
@@ -20,7 +22,7 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// Measures for about a second, with 2 GiB of device memory (less where less is free) and 256 MiB of pinned memory.
+    /// Measures for about a second, with 4 GiB of device memory (less where less is free) and 256 MiB of pinned memory.
     ///
     /// # Errors
     /// [`DeviceError`] from the driver, or without NVRTC.
@@ -48,25 +50,23 @@ impl Ceilings {
 }
 
 /// Bytes a second that a plain kernel reads.
-fn memory_read(device: &Device) -> Result<f64, DeviceError> {
+///
+/// # Errors
+/// [`DeviceError`] from the driver, or without NVRTC.
+pub fn memory_read(device: &Device) -> Result<f64, DeviceError> {
     let free = device.memory()?.0;
-    let bytes = (2_usize << 30).min(free / 2) / 4096 * 4096;
-    let data: DeviceBuffer<u8> = device.zeros(bytes)?;
+    let bytes = (4_usize << 30).min(free / 2) / 4096 * 4096;
+    let data = random::noise(device, bytes)?;
     let sum: DeviceBuffer<u32> = device.zeros(1)?;
     let kernel = device.load(&device.compiler()?, &Stream)?;
     let stream = device.stream(Priority::Middle)?;
     let params = StreamParams { data: data.address(), count: (bytes / 16) as u64, sum: sum.address() };
-    let (start, end) = (device.event()?, device.event()?);
     let mut best = f64::MAX;
     for ctas in [1, 2, 4, 8] {
-        for _ in 0..5 {
-            stream.record(&start)?;
-            // SAFETY: `data` has `count` units and `sum` one element; both outlive the launch, which is waited for.
-            unsafe { kernel.launch(&stream, (ctas * device.facts.multiprocessors, 1), &params)? };
-            stream.record(&end)?;
-            stream.synchronize()?;
-            best = best.min(start.micros_until(&end)?);
-        }
+        let grid = (ctas * device.facts.multiprocessors, 1);
+        // SAFETY: `data` has `count` units and `sum` one element; both outlive the launches.
+        let micros = unsafe { kernels::micros(device, &stream, 5, |_| kernel.launch(&stream, grid, &params))? };
+        best = best.min(micros);
     }
     Ok(bytes as f64 / best * 1e6)
 }

@@ -4,7 +4,7 @@ use crate::args::GlobalArgs;
 use crate::args::ModelArgs;
 use crate::assemble;
 use crate::bench::cpu;
-use crate::bench::gpu::{decode, link, prefill, serve, traffic};
+use crate::bench::gpu::{decode, kernels, link, prefill, serve, traffic};
 use crate::error::{CliError, CliResult};
 use crate::eval::tasks;
 use crate::settings::resolve;
@@ -34,6 +34,8 @@ enum Target {
     Traffic(traffic::TrafficArgs),
     /// What a GPU's memory and link can do at most
     Link(link::LinkArgs),
+    /// The kernels of steps and prefills on a GPU, one by one
+    Kernels(kernels::KernelsArgs),
 }
 
 #[derive(Debug, Args)]
@@ -64,6 +66,7 @@ pub fn run(args: &BenchArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRes
         Target::ServeSim(args) => return serve::run(args, global, out),
         Target::Traffic(args) => return traffic::run(args, global, out),
         Target::Link(args) => return link::run(args, global, out),
+        Target::Kernels(args) => return kernels::run(args, global, out),
     };
     let resolved = resolve(global, args.model.layers()?)?;
     assemble::check_device(&resolved.config)?;

@@ -10,7 +10,7 @@ const WEIGHT: f64 = 1.0 / 16.0;
 
 /// Measures a [`LinkRate`] from what the select and transfer stages report.
 #[derive(Default)]
-pub(super) struct LinkMeter(Mutex<Measured>);
+pub struct LinkMeter(Mutex<Measured>);
 
 #[derive(Default)]
 struct Measured {

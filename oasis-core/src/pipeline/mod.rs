@@ -15,6 +15,7 @@ mod stage;
 mod trace;
 mod transfer;
 
+pub use link::LinkMeter;
 pub use metrics::{PipelineMetrics, StageMetrics};
 pub use rules::{RankMember, SelectMember, Selected, rank, select};
 pub use stage::{Stage, StageError, WorkerPriority};
@@ -26,7 +27,6 @@ use crate::ids::{LayerId, RequestId, Step};
 use crate::memory::{EntryKey, FetchedEntries, KvStore, LayerCache, Resident, StoreError, Summaries, Transport};
 use crate::policy::{Correction, Predictor, QuerySource, Selector, Summarizer};
 use crate::working_set::Ranking;
-use link::LinkMeter;
 use metrics::Meter;
 use predict::PredictStage;
 use select::{SelectMessage, SelectStage};

@@ -6,6 +6,7 @@ use half::bf16;
 use oasis_cuda::device::DeviceBuffer;
 use oasis_cuda::kernels::{Address, Append, AppendParams};
 use oasis_cuda::layout::{entry_bytes, key_offset, tile_bytes, value_offset};
+use oasis_cuda::measure::kernels::KernelBench;
 use oasis_policies::summarizers::Quest;
 
 pub const EPS: f64 = 1e-6;
@@ -159,7 +160,7 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
     Ok(())
 }
 
-pub fn time(rig: &mut Rig) -> Outcome<()> {
+pub fn time(rig: &mut Rig, _: &KernelBench) -> Outcome<()> {
     let form = Form::new(&Quest {}, 128)?;
     let shape = Append { head_dim: 128, queries: 2, summarizer: form.code, bytes: form.bytes };
     let (requests, q_heads, kv_heads, max_tiles) = (64, 32, 8, 64);

@@ -7,6 +7,7 @@ use half::bf16;
 use oasis_cuda::device::DeviceBuffer;
 use oasis_cuda::kernels::{Address, AppendPrompt, AppendPromptParams};
 use oasis_cuda::layout::{entry_bytes, key_offset, tile_bytes, value_offset};
+use oasis_cuda::measure::kernels::KernelBench;
 use oasis_policies::summarizers::Quest;
 
 const Q_HEADS: usize = 5;
@@ -174,7 +175,7 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
     Ok(())
 }
 
-pub fn time(rig: &mut Rig) -> Outcome<()> {
+pub fn time(rig: &mut Rig, _: &KernelBench) -> Outcome<()> {
     let (tokens, q_heads, kv_heads, head_dim) = (16_384, 32, 8, 128);
     let heads = q_heads + 2 * kv_heads;
     let form = Form::new(&Quest {}, head_dim)?;

@@ -2,9 +2,10 @@
 
 use crate::rig::{Outcome, Rig, at, floats, name, poisoned, starts};
 use half::bf16;
-use oasis_cuda::device::{DeviceBuffer, Kernel};
+use oasis_cuda::device::DeviceBuffer;
 use oasis_cuda::kernels::{Address, Attention, AttentionParams};
 use oasis_cuda::layout::{BLOCK_TOKENS, entry_bytes, key_offset, value_offset};
+use oasis_cuda::measure::kernels::{Heads, KernelBench};
 use rayon::prelude::*;
 
 /// A batch on the device.
@@ -17,7 +18,6 @@ struct Batch {
     /// -1 is padding.
     positions: Vec<i32>,
     full: Vec<usize>,
-    units: Vec<usize>,
     q: Vec<bf16>,
     entries: Vec<bf16>,
     pages: Vec<i32>,
@@ -27,7 +27,7 @@ struct Batch {
 
 struct Buffers {
     q: DeviceBuffer<bf16>,
-    entries: Vec<DeviceBuffer<bf16>>,
+    entries: DeviceBuffer<bf16>,
     pages: DeviceBuffer<i32>,
     tail: DeviceBuffer<bf16>,
     start: DeviceBuffer<i32>,
@@ -38,7 +38,6 @@ struct Buffers {
 }
 
 impl Batch {
-    /// `copies` sets of entries, so that repeated launches do not find them in the cache.
     fn new(
         rig: &mut Rig,
         shape: Attention,
@@ -46,7 +45,6 @@ impl Batch {
         slots: usize,
         apart: bool,
         positions: &[i32],
-        copies: usize,
     ) -> Outcome<Self> {
         let requests = positions.len();
         let elements = entry_bytes(shape.head_dim) / 2;
@@ -54,10 +52,7 @@ impl Batch {
         let tails = |p: i32| if p < 0 { 0 } else { (p + shape.queries as i32 - 1) / 16 - p / 16 + 1 };
         let units: Vec<usize> = positions.iter().zip(&full).map(|(p, full)| full + tails(*p) as usize).collect();
         let q = rig.random.bf16s(requests * shape.queries * kv_heads * shape.group * shape.head_dim);
-        // A large batch repeats a random piece: what is read is what counts there.
-        let piece = rig.random.bf16s((requests * kv_heads * slots * elements).min(1 << 24));
-        let mut entries: Vec<bf16> =
-            piece.iter().copied().cycle().take(requests * kv_heads * slots * elements).collect();
+        let mut entries = rig.random.bf16s(requests * kv_heads * slots * elements);
         let mut tail = rig.random.bf16s(requests * kv_heads * 2 * elements);
         let pages = rig.random.shuffled(requests * slots);
         // What no token sees is not a number.
@@ -83,7 +78,7 @@ impl Batch {
         }
         let device = Buffers {
             q: rig.device.upload(&q)?,
-            entries: (0..copies).map(|_| rig.device.upload(&entries)).collect::<Result<_, _>>()?,
+            entries: rig.device.upload(&entries)?,
             pages: rig.device.upload(&pages)?,
             tail: rig.device.upload(&tail)?,
             start: rig.device.upload(&starts(&units))?,
@@ -92,27 +87,14 @@ impl Batch {
             partial: poisoned(&rig.device, shape.partial_bytes(1024))?,
             arrived: rig.device.zeros(requests * kv_heads)?,
         };
-        Ok(Self {
-            shape,
-            kv_heads,
-            slots,
-            apart,
-            positions: positions.to_vec(),
-            full,
-            units,
-            q,
-            entries,
-            pages,
-            tail,
-            device,
-        })
+        Ok(Self { shape, kv_heads, slots, apart, positions: positions.to_vec(), full, q, entries, pages, tail, device })
     }
 
-    fn params(&self, copy: usize) -> AttentionParams {
+    fn params(&self) -> AttentionParams {
         let Buffers { q, entries, pages, tail, start, position, out, partial, arrived } = &self.device;
         AttentionParams {
             q: q.address(),
-            entries: entries[copy % entries.len()].address(),
+            entries: entries.address(),
             pages: if self.shape.paged { pages.address() } else { Address::NONE },
             tail: if self.apart { tail.address() } else { Address::NONE },
             start: start.address(),
@@ -125,10 +107,6 @@ impl Batch {
             slots: self.slots as i32,
             scale: self.shape.scale(),
         }
-    }
-
-    fn bytes(&self) -> f64 {
-        (self.units.iter().sum::<usize>() * self.kv_heads * entry_bytes(self.shape.head_dim)) as f64
     }
 
     /// Elements of one request's output.
@@ -206,7 +184,7 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
         (128, 8, 2, true, false),
     ] {
         let shape = Attention { head_dim, group, queries, paged, stages: 2 };
-        let mut batch = Batch::new(rig, shape, 2, if apart { 40 } else { 54 }, apart, &positions, 1)?;
+        let mut batch = Batch::new(rig, shape, 2, if apart { 40 } else { 54 }, apart, &positions)?;
         let kernel = rig.device.load(&rig.compiler, &shape)?;
         let live: Vec<usize> = (0..positions.len()).filter(|r| positions[*r] >= 0).collect();
         let want: Vec<f64> = live.iter().flat_map(|request| batch.reference(*request)).collect();
@@ -215,7 +193,7 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
             // Twice: the counters must be as they were.
             for _ in 0..2 {
                 // SAFETY: the batch's buffers have the sizes that its shape asks for.
-                unsafe { kernel.launch(&rig.stream, (ctas, 1), &batch.params(0))? };
+                unsafe { kernel.launch(&rig.stream, (ctas, 1), &batch.params())? };
             }
             let out = batch.device.out.read()?;
             let got =
@@ -231,63 +209,21 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
     Ok(())
 }
 
-fn time_batch(rig: &mut Rig, what: &str, kernel: &Kernel<Attention>, batch: &Batch, ctas: (u32, u32)) -> Outcome<()> {
-    // SAFETY: as in `check`.
-    let micros = unsafe { rig.micros(24, |i| kernel.launch(&rig.stream, ctas, &batch.params(i)))? };
-    rig.record_bytes(what, micros, batch.bytes());
-    Ok(())
-}
+const QWEN3_8B: Heads = Heads { head_dim: 128, kv_heads: 8, group: 4 };
 
-const QWEN3_8B: Attention = Attention { head_dim: 128, group: 4, queries: 2, paged: false, stages: 2 };
-
-pub fn time(rig: &mut Rig) -> Outcome<()> {
-    let kernel = rig.device.load(&rig.compiler, &QWEN3_8B)?;
+pub fn time(rig: &mut Rig, bench: &KernelBench) -> Outcome<()> {
     for requests in [1, 8, 16, 32, 64, 92] {
-        let batch =
-            Batch::new(rig, QWEN3_8B, 8, 128, true, &positions(requests, 1024), if requests < 32 { 24 } else { 3 })?;
-        let ctas = if requests < 32 { rig.device.facts.multiprocessors } else { rig.full_grid().0 };
-        time_batch(
-            rig,
-            &format!("sparse attention, batch {requests}, K 128, 8 KV heads, draft row"),
-            &kernel,
-            &batch,
-            (ctas, 1),
-        )?;
+        rig.push(bench.time_attention(QWEN3_8B, 2, requests, 128, false, None)?);
     }
-    let single = Batch::new(rig, QWEN3_8B, 8, 128, true, &positions(1, 1024), 24)?;
     for ctas in [8, 16, 32, 64, 264] {
-        let what = format!("sparse attention, batch 1, K 128, 8 KV heads, {ctas} CTAs");
-        time_batch(rig, &what, &kernel, &single, (ctas, 1))?;
+        rig.push(bench.time_attention(QWEN3_8B, 2, 1, 128, false, Some(ctas))?);
     }
-    let dense = Attention { queries: 1, paged: true, ..QWEN3_8B };
-    let kernel = rig.device.load(&rig.compiler, &dense)?;
+    // Whole (request, KV head) pairs a CTA, and a CTA on each multiprocessor that a gather leaves.
+    for (requests, ctas) in [(32, 256), (64, 256), (64, 127)] {
+        rig.push(bench.time_attention(QWEN3_8B, 2, requests, 128, false, Some(ctas))?);
+    }
     for requests in [1, 8, 32] {
-        let batch =
-            Batch::new(rig, dense, 8, 1025, false, &positions(requests, 1024), if requests < 8 { 4 } else { 1 })?;
-        time_batch(rig, &format!("dense attention, batch {requests}, 16K, paged"), &kernel, &batch, rig.full_grid())?;
+        rig.push(bench.time_attention(QWEN3_8B, 1, requests, 1024, true, None)?);
     }
     Ok(())
-}
-
-/// Positions somewhere in block `block`.
-fn positions(requests: usize, block: i32) -> Vec<i32> {
-    (0..requests as i32).map(|request| block * 16 + request % 15).collect()
-}
-
-/// A launch of the batch that the gather is measured beside: 64 requests, K 128.
-pub struct Foreground {
-    kernel: Kernel<Attention>,
-    batch: Batch,
-}
-
-impl Foreground {
-    pub fn new(rig: &mut Rig) -> Outcome<Self> {
-        let batch = Batch::new(rig, QWEN3_8B, 8, 128, true, &positions(64, 1024), 2)?;
-        Ok(Self { kernel: rig.device.load(&rig.compiler, &QWEN3_8B)?, batch })
-    }
-
-    pub fn launch(&self, rig: &Rig, index: usize, ctas: u32) -> Result<(), oasis_cuda::device::DeviceError> {
-        // SAFETY: as in `check`.
-        unsafe { self.kernel.launch(&rig.stream, (ctas, 1), &self.batch.params(index)) }
-    }
 }

@@ -5,6 +5,7 @@ use half::bf16;
 use oasis_cuda::device::{Device, DeviceBuffer, DeviceError, Priority};
 use oasis_cuda::gemm::{GemmOptions, GemmPlan, GemmShape, Gemms, Operands, Output, Workspace};
 use oasis_cuda::kernels::Address;
+use oasis_cuda::measure::kernels::KernelBench;
 
 /// Layers as (name, out, inner, output).
 const SMOL: [(&str, usize, usize, Output); 5] = [
@@ -219,7 +220,7 @@ fn check_cache(rig: &mut Rig) -> Outcome<()> {
     Ok(())
 }
 
-pub fn time(rig: &mut Rig) -> Outcome<()> {
+pub fn time(rig: &mut Rig, _: &KernelBench) -> Outcome<()> {
     let data = Data::new(rig, GemmOptions { cache: None, ..GemmOptions::default() })?;
     let many = Gemms::open(&rig.device, GemmOptions { cache: None, candidates: 64, ..GemmOptions::default() })?;
     let y: DeviceBuffer<u8> = rig.device.zeros(PREFILL * 24_576 * 2)?;

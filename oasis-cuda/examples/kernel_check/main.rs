@@ -11,6 +11,7 @@ mod append_prompt;
 mod attention;
 mod gather;
 mod gemm;
+mod linear;
 mod moe;
 mod prefill;
 mod rig;
@@ -20,12 +21,14 @@ mod scan;
 mod select;
 mod summaries;
 
+use oasis_cuda::measure::kernels::KernelBench;
 use rig::{Outcome, Rig};
 
-type Part = fn(&mut Rig) -> Outcome<()>;
+type Check = fn(&mut Rig) -> Outcome<()>;
+type Time = fn(&mut Rig, &KernelBench) -> Outcome<()>;
 
 /// Name, check and timing of each module.
-const PARTS: [(&str, Part, Part); 11] = [
+const PARTS: [(&str, Check, Time); 12] = [
     ("rowwise", rowwise::check, rowwise::time),
     ("sample", sample::check, sample::time),
     ("append", append::check, append::time),
@@ -35,6 +38,7 @@ const PARTS: [(&str, Part, Part); 11] = [
     ("select", select::check, select::time),
     ("gather", gather::check, gather::time),
     ("gemm", gemm::check, gemm::time),
+    ("linear", linear::check, linear::time),
     ("moe", moe::check, moe::time),
     ("prefill", prefill::check, prefill::time),
 ];
@@ -70,8 +74,8 @@ fn run() -> Outcome<bool> {
     parts().try_for_each(|(_, check, _)| check(&mut rig))?;
     rig.print_summary();
     if rig.passed() {
-        rig.measure_ceiling()?;
-        parts().try_for_each(|(.., time)| time(&mut rig))?;
+        let bench = rig.bench()?;
+        parts().try_for_each(|(.., time)| time(&mut rig, &bench))?;
         rig.print_timings();
     }
     if let Some(path) = results {

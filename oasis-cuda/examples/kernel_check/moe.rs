@@ -8,6 +8,7 @@ use oasis_cuda::kernels::{
     Address, Combine, CombineParams, ExpertLayer, ExpertParams, ExpertStream, ExpertTiles, Route, RouteParams,
     SortPairs, SortPairsParams,
 };
+use oasis_cuda::measure::kernels::KernelBench;
 use rayon::prelude::*;
 
 /// A layer of experts.
@@ -358,7 +359,7 @@ fn check_lists(rig: &mut Rig, batch: &Batch, title: &str, chosen: &[Vec<(usize, 
     Ok(())
 }
 
-pub fn time(rig: &mut Rig) -> Outcome<()> {
+pub fn time(rig: &mut Rig, _: &KernelBench) -> Outcome<()> {
     let (shape, most) = (QWEN, 8192);
     let kernels = shape.load(rig)?;
     let data = Data::new(rig, shape, most)?;

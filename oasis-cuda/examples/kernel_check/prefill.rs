@@ -4,10 +4,8 @@ use crate::rig::{Outcome, Rig, floats, name, poisoned};
 use half::bf16;
 use oasis_cuda::device::{DeviceBuffer, DeviceError, HeadRows, Kernel};
 use oasis_cuda::kernels::PrefillAttention;
+use oasis_cuda::measure::kernels::{Heads, KernelBench};
 use rayon::prelude::*;
-
-/// bf16 matrix products on an H200, in operations a microsecond: 8192^3 in cuBLAS, random data.
-const MATRIX_CEILING: f64 = 790e6;
 
 /// A request on the device, of which the last `q_tokens` tokens are the queries.
 struct Request {
@@ -163,28 +161,16 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
     Ok(())
 }
 
-pub fn time(rig: &mut Rig) -> Outcome<()> {
-    for (head_dim, heads, tokens) in [
-        (128, (32, 8), (4_096, 4_096)),
-        (128, (32, 8), (16_384, 16_384)),
-        (128, (32, 8), (32_000, 32_000)),
-        (128, (32, 8), (8_192, 32_000)),
-        (128, (32, 4), (16_384, 16_384)),
-        (64, (9, 3), (16_384, 16_384)),
+pub fn time(rig: &mut Rig, bench: &KernelBench) -> Outcome<()> {
+    for (head_dim, kv_heads, group, (q_tokens, kv_tokens)) in [
+        (128, 8, 4, (4_096, 4_096)),
+        (128, 8, 4, (16_384, 16_384)),
+        (128, 8, 4, (32_000, 32_000)),
+        (128, 8, 4, (8_192, 32_000)),
+        (128, 4, 8, (16_384, 16_384)),
+        (64, 3, 3, (16_384, 16_384)),
     ] {
-        let request = Request::new(rig, head_dim, heads, tokens)?;
-        let kernel = rig.device.load(&rig.compiler, &request.shape)?;
-        let launch = request.launcher(rig, &kernel)?;
-        // SAFETY: the request outlives the launches.
-        let micros = unsafe { rig.micros(4, |_| launch()) }?;
-        // Every query token sees half of the queries' own keys, and all before them.
-        let pairs = tokens.0 as f64 * (tokens.1 as f64 - tokens.0 as f64 / 2.0);
-        let operations = 4.0 * (heads.0 * head_dim) as f64 * pairs;
-        let what = format!(
-            "prefill attention, {} of {} tokens, {}/{} heads, d {head_dim}",
-            tokens.0, tokens.1, heads.0, heads.1
-        );
-        rig.record(what, micros, operations / MATRIX_CEILING, format!("{:.1} TFLOP/s", operations / micros / 1e6));
+        rig.push(bench.time_prefill(Heads { head_dim, kv_heads, group }, q_tokens, kv_tokens)?);
     }
     Ok(())
 }

@@ -4,7 +4,8 @@ use half::bf16;
 use oasis_core::policy::{DeviceCode, SelectorSpec};
 use oasis_cuda::compile::Compiler;
 use oasis_cuda::device::{Device, DeviceBuffer, DeviceError, Priority, Stream};
-use oasis_cuda::kernels::{self, KernelSpec, StreamParams};
+use oasis_cuda::kernels::KernelSpec;
+use oasis_cuda::measure::kernels::{self, KernelBench, KernelTime};
 use serde::Serialize;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -19,18 +20,6 @@ struct Check {
     limit: f64,
 }
 
-/// A kernel's time beside the least that its bytes need.
-#[derive(Serialize)]
-struct Timing {
-    kernel: String,
-    micros: f64,
-    /// Bytes over the measured ceiling of the memory or the link that they cross; 0 where a launch is the floor.
-    floor_micros: f64,
-    /// Floor over time.
-    ratio: f64,
-    figure: String,
-}
-
 #[derive(Serialize)]
 pub struct Results<'a> {
     device: &'a str,
@@ -38,7 +27,7 @@ pub struct Results<'a> {
     seed: u64,
     memory_read_tb_s: f64,
     checks: &'a [Check],
-    timings: &'a [Timing],
+    timings: &'a [KernelTime],
 }
 
 pub struct Rig {
@@ -50,7 +39,7 @@ pub struct Rig {
     /// Bytes a microsecond.
     pub ceiling: f64,
     checks: Vec<Check>,
-    timings: Vec<Timing>,
+    timings: Vec<KernelTime>,
 }
 
 impl Rig {
@@ -96,26 +85,17 @@ impl Rig {
     /// # Safety
     /// What is launched is valid for as long as this runs.
     pub unsafe fn micros(&self, launches: usize, launch: impl Fn(usize) -> Result<(), DeviceError>) -> Outcome<f64> {
-        let graph = self.stream.capture(|| (0..launches).try_for_each(&launch))?;
-        let (start, end) = (self.device.event()?, self.device.event()?);
-        let mut times = Vec::new();
-        for _ in 0..9 {
-            self.stream.record(&start)?;
-            // SAFETY: the caller's.
-            unsafe { graph.launch(&self.stream)? };
-            self.stream.record(&end)?;
-            self.stream.synchronize()?;
-            times.push(start.micros_until(&end)? / launches as f64);
-        }
-        // The first two warm up.
-        times.drain(..2);
-        times.sort_by(f64::total_cmp);
-        Ok(times[times.len() / 2])
+        // SAFETY: the caller's.
+        Ok(unsafe { kernels::micros(&self.device, &self.stream, launches, launch)? })
+    }
+
+    pub fn push(&mut self, time: KernelTime) {
+        self.timings.push(time);
     }
 
     pub fn record(&mut self, kernel: impl Into<String>, micros: f64, floor_micros: f64, figure: impl Into<String>) {
-        let (kernel, figure) = (kernel.into(), figure.into());
-        self.timings.push(Timing { kernel, micros, floor_micros, ratio: floor_micros / micros, figure });
+        let floor = Some(floor_micros).filter(|floor| *floor > 0.0);
+        self.push(KernelTime::new(kernel, micros, floor, figure));
     }
 
     /// Records a kernel that is bound by `bytes` of device memory.
@@ -123,22 +103,12 @@ impl Rig {
         self.record(kernel, micros, bytes / self.ceiling, format!("{:.3} TB/s", bytes / micros / 1e6));
     }
 
-    /// How fast a plain kernel reads memory on this card.
-    pub fn measure_ceiling(&mut self) -> Outcome<()> {
-        let bytes = 4_usize << 30;
-        let block: Vec<u64> = (0..1 << 20).map(|_| self.random.next()).collect();
-        let data = self.device.upload(&block.repeat(bytes / size_of_val(block.as_slice())))?;
-        let sum: DeviceBuffer<u32> = self.device.zeros(1)?;
-        let kernel = self.device.load(&self.compiler, &kernels::Stream)?;
-        let params = StreamParams { data: data.address(), count: (bytes / 16) as u64, sum: sum.address() };
-        for ctas_per_multiprocessor in [1, 2, 4, 8] {
-            let grid = (self.device.facts.multiprocessors * ctas_per_multiprocessor, 1);
-            // SAFETY: `data` has `count` units, `sum` one element; both outlive the launches.
-            let micros = unsafe { self.micros(5, |_| kernel.launch(&self.stream, grid, &params))? };
-            self.ceiling = self.ceiling.max(bytes as f64 / micros);
-        }
+    /// What times the kernels of steps; how fast a plain kernel reads memory is measured first.
+    pub fn bench(&mut self) -> Outcome<KernelBench> {
+        let bench = KernelBench::new(&self.device)?;
+        self.ceiling = bench.memory_read / 1e6;
         println!("memory read {:.3} TB/s", self.ceiling / 1e6);
-        Ok(())
+        Ok(bench)
     }
 
     pub fn print_summary(&self) {
@@ -149,8 +119,9 @@ impl Rig {
 
     pub fn print_timings(&self) {
         println!("{:<64} {:>10} {:>10} {:>6}", "kernel", "us", "floor us", "ratio");
-        for Timing { kernel, micros, floor_micros, ratio, figure } in &self.timings {
-            println!("{kernel:<64} {micros:>10.2} {floor_micros:>10.2} {ratio:>6.3}  {figure}");
+        for KernelTime { kernel, micros, floor_micros, ratio, figure } in &self.timings {
+            let (floor, ratio) = (floor_micros.unwrap_or(0.0), ratio.unwrap_or(0.0));
+            println!("{kernel:<64} {micros:>10.2} {floor:>10.2} {ratio:>6.3}  {figure}");
         }
     }
 
@@ -163,11 +134,6 @@ impl Rig {
             checks: &self.checks,
             timings: &self.timings,
         }
-    }
-
-    /// CTAs that keep the memory busy: two an SM.
-    pub fn full_grid(&self) -> (u32, u32) {
-        (2 * self.device.facts.multiprocessors, 1)
     }
 }
 

@@ -7,6 +7,7 @@ use oasis_cuda::kernels::{
     Activation, ActivationParams, AddNorm, AddNormParams, Address, Embed, EmbedParams, RandomWeights,
     RandomWeightsParams, Schedule, ScheduleParams, StepInput, Taps, TapsParams,
 };
+use oasis_cuda::measure::kernels::KernelBench;
 
 pub fn check(rig: &mut Rig) -> Outcome<()> {
     for queries in [1, 2] {
@@ -211,7 +212,7 @@ fn check_random(rig: &mut Rig) -> Outcome<()> {
     Ok(())
 }
 
-pub fn time(rig: &mut Rig) -> Outcome<()> {
+pub fn time(rig: &mut Rig, _: &KernelBench) -> Outcome<()> {
     let (rows, hidden, width) = (128, 4096, 12_288);
     let (residual, x) =
         (rig.device.upload(&rig.random.bf16s(rows * hidden))?, rig.device.upload(&rig.random.bf16s(rows * hidden))?);

@@ -3,6 +3,7 @@
 use crate::rig::{Outcome, Random, Rig, name, poisoned};
 use oasis_cuda::device::DeviceBuffer;
 use oasis_cuda::kernels::{Address, Filter, FilterParams, Sample, SampleParams};
+use oasis_cuda::measure::kernels::KernelBench;
 
 /// How a row is sampled.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -269,7 +270,7 @@ fn check_frequencies(rig: &mut Rig) -> Outcome<()> {
     Ok(())
 }
 
-pub fn time(rig: &mut Rig) -> Outcome<()> {
+pub fn time(rig: &mut Rig, _: &KernelBench) -> Outcome<()> {
     let vocab = 151_936;
     let flat: fn(&mut Random) -> f32 = |random| random.float() * 5.0;
     // A bell, and a few tokens that stand out, as in a language model.

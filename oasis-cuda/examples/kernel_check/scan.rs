@@ -5,9 +5,10 @@ use crate::summaries::{Form, forms};
 use half::bf16;
 use oasis_core::ids::{KvHead, LayerId};
 use oasis_core::policy::{HashSeed, SummarizerSpec};
-use oasis_cuda::device::{DeviceBuffer, DeviceError, Kernel};
+use oasis_cuda::device::DeviceBuffer;
 use oasis_cuda::kernels::{HashScores, HashScoresParams, Scan, ScanParams};
 use oasis_cuda::layout::{scale_offset, tile_bytes};
+use oasis_cuda::measure::kernels::{Heads, KernelBench};
 use oasis_policies::summarizers::{Mean, Quest, QuestFp8, QuestInt4};
 use rayon::prelude::*;
 
@@ -24,21 +25,14 @@ struct Batch {
 
 struct Buffers {
     q: DeviceBuffer<bf16>,
-    summaries: Vec<DeviceBuffer<u8>>,
+    summaries: DeviceBuffer<u8>,
     start: DeviceBuffer<i32>,
     blocks: DeviceBuffer<i32>,
     scores: DeviceBuffer<f32>,
 }
 
 impl Batch {
-    fn new(
-        rig: &mut Rig,
-        (form, shape): (Form, Scan),
-        kv_heads: usize,
-        blocks: &[usize],
-        copies: usize,
-        width: f32,
-    ) -> Outcome<Self> {
+    fn new(rig: &mut Rig, (form, shape): (Form, Scan), kv_heads: usize, blocks: &[usize], width: f32) -> Outcome<Self> {
         let max_tiles = blocks.iter().max().unwrap_or(&0).div_ceil(16) + 1;
         let mut q = rig.random.bf16s(blocks.len() * shape.queries * kv_heads * shape.group * shape.head_dim);
         q.iter_mut().for_each(|q| *q = bf16::from_f32(q.to_f32() * width));
@@ -47,7 +41,7 @@ impl Batch {
         let counts: Vec<i32> = blocks.iter().map(|blocks| *blocks as i32).collect();
         let device = Buffers {
             q: rig.device.upload(&q)?,
-            summaries: (0..copies).map(|_| rig.device.upload(&summaries)).collect::<Result<_, _>>()?,
+            summaries: rig.device.upload(&summaries)?,
             start: rig.device.upload(&starts(&tiles))?,
             blocks: rig.device.upload(&counts)?,
             scores: poisoned(&rig.device, blocks.len() * kv_heads * max_tiles * 16)?,
@@ -55,11 +49,11 @@ impl Batch {
         Ok(Self { shape, form, kv_heads, max_tiles, blocks: blocks.to_vec(), q, summaries, device })
     }
 
-    fn params(&self, copy: usize) -> ScanParams {
+    fn params(&self) -> ScanParams {
         let Buffers { q, summaries, start, blocks, scores } = &self.device;
         ScanParams {
             q: q.address(),
-            summaries: summaries[copy % summaries.len()].address(),
+            summaries: summaries.address(),
             start: start.address(),
             blocks: blocks.address(),
             scores: scores.address(),
@@ -67,11 +61,6 @@ impl Batch {
             kv_heads: self.kv_heads as i32,
             max_tiles: self.max_tiles as i32,
         }
-    }
-
-    fn bytes(&self) -> f64 {
-        let tiles: usize = self.blocks.iter().map(|blocks| blocks.div_ceil(16)).sum();
-        (tiles * self.kv_heads * tile_bytes(self.shape.bytes)) as f64
     }
 
     /// Scores of one (request, KV head) in double precision, by the definitions of quest, which its kin share, and mean.
@@ -114,7 +103,7 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
         for form in forms(head_dim)? {
             let (summarizer, bytes, stages) = (form.code, form.bytes, Scan::stages(form.bytes));
             let shape = Scan { head_dim, group, queries, query: queries - 1, max, stages, summarizer, bytes };
-            let batch = Batch::new(rig, (form, shape), 2, &blocks, 1, width)?;
+            let batch = Batch::new(rig, (form, shape), 2, &blocks, width)?;
             let kernel = rig.device.load(&rig.compiler, &shape)?;
             let mut want = Vec::new();
             for request in 0..blocks.len() {
@@ -124,7 +113,7 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
             }
             for ctas in [1, 264] {
                 // SAFETY: the batch's buffers have the sizes that its shape asks for.
-                unsafe { kernel.launch(&rig.stream, (ctas, 1), &batch.params(0))? };
+                unsafe { kernel.launch(&rig.stream, (ctas, 1), &batch.params())? };
                 let scores = batch.device.scores.read()?;
                 let (mut got, mut beyond) = (Vec::new(), 0);
                 for (pair, scores) in scores.chunks(batch.max_tiles * 16).enumerate() {
@@ -179,16 +168,16 @@ fn check_hash(rig: &mut Rig) -> Outcome<()> {
 /// Packed rows that hold a NaN or an infinite key give NaN, and no other block does.
 fn check_nan(rig: &mut Rig) -> Outcome<()> {
     let (form, shape) = qwen3_8b(&QuestFp8 {})?;
-    let mut batch = Batch::new(rig, (form, shape), 1, &[70], 1, 1.0)?;
+    let mut batch = Batch::new(rig, (form, shape), 1, &[70], 1.0)?;
     for block in [3_usize, 64] {
         let tile = block / 16 * tile_bytes(shape.bytes);
         let scale = tile + scale_offset(2, shape.head_dim, block % 16, block % 2);
         batch.summaries[scale..][..2].copy_from_slice(&bf16::NAN.to_le_bytes());
     }
-    batch.device.summaries = vec![rig.device.upload(&batch.summaries)?];
+    batch.device.summaries = rig.device.upload(&batch.summaries)?;
     let kernel = rig.device.load(&rig.compiler, &shape)?;
     // SAFETY: as in `check`.
-    unsafe { kernel.launch(&rig.stream, (2, 1), &batch.params(0))? };
+    unsafe { kernel.launch(&rig.stream, (2, 1), &batch.params())? };
     let scores = batch.device.scores.read()?;
     let nan: Vec<usize> = (0..70).filter(|block| scores[*block].is_nan()).collect();
     rig.same(name::<Scan>("quest_fp8.cuh: NaN where a row is"), &nan, &[3, 64]);
@@ -201,39 +190,15 @@ fn qwen3_8b(spec: &dyn SummarizerSpec) -> Outcome<(Form, Scan)> {
     Ok((form, Scan { head_dim: 128, group: 4, queries: 2, query: 1, max: false, stages, summarizer, bytes }))
 }
 
-pub fn time(rig: &mut Rig) -> Outcome<()> {
+pub fn time(rig: &mut Rig, bench: &KernelBench) -> Outcome<()> {
+    let heads = Heads { head_dim: 128, kv_heads: 8, group: 4 };
     let specs: [(&str, &dyn SummarizerSpec); 4] =
         [("quest", &Quest {}), ("quest-fp8", &QuestFp8 {}), ("quest-int4", &QuestInt4 {}), ("mean", &Mean {})];
     for (kind, spec) in specs {
-        for (requests, blocks) in [(1, 1024), (8, 1024), (64, 1024), (64, 2048)] {
-            let (form, shape) = qwen3_8b(spec)?;
-            let kernel = rig.device.load(&rig.compiler, &shape)?;
-            let copies = if requests < 64 { 12 } else { 2 };
-            let batch = Batch::new(rig, (form, shape), 8, &vec![blocks; requests], copies, 1.0)?;
-            // SAFETY: as in `check`.
-            let micros = unsafe { rig.micros(24, |i| kernel.launch(&rig.stream, rig.full_grid(), &batch.params(i)))? };
-            let what = format!("{kind} scan, batch {requests}, {blocks} blocks, 8 KV heads");
-            rig.record_bytes(what, micros, batch.bytes());
+        let form = Form::new(spec, heads.head_dim)?;
+        for batch in [(1, 1024), (8, 1024), (64, 1024), (64, 2048)] {
+            rig.push(bench.time_scan(heads, 2, batch, kind, (form.code, form.bytes))?);
         }
     }
     Ok(())
-}
-
-/// A launch of the batch that the gather is measured beside: 64 requests, 1,024 blocks.
-pub struct Foreground {
-    kernel: Kernel<Scan>,
-    batch: Batch,
-}
-
-impl Foreground {
-    pub fn new(rig: &mut Rig) -> Outcome<Self> {
-        let (form, shape) = qwen3_8b(&Quest {})?;
-        let batch = Batch::new(rig, (form, shape), 8, &[1024; 64], 2, 1.0)?;
-        Ok(Self { kernel: rig.device.load(&rig.compiler, &shape)?, batch })
-    }
-
-    pub fn launch(&self, rig: &Rig, index: usize, ctas: u32) -> Result<(), DeviceError> {
-        // SAFETY: as in `check`.
-        unsafe { self.kernel.launch(&rig.stream, (ctas, 1), &self.batch.params(index)) }
-    }
 }

@@ -7,6 +7,7 @@ use oasis_core::working_set::{Admission, Ranking, TransferPlan, WorkingSet, top_
 use oasis_cuda::device::DeviceBuffer;
 use oasis_cuda::kernels::{Address, CopyList, EntryCopy, Select, SelectParams};
 use oasis_cuda::layout::entry_bytes;
+use oasis_cuda::measure::kernels::{Heads, KernelBench};
 use oasis_policies::selectors::{CappedLru, Hysteresis, Lfu};
 
 const HEAD_DIM: usize = 128;
@@ -251,39 +252,14 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
     Ok(())
 }
 
-pub fn time(rig: &mut Rig) -> Outcome<()> {
+pub fn time(rig: &mut Rig, bench: &KernelBench) -> Outcome<()> {
+    let heads = Heads { head_dim: HEAD_DIM, kv_heads: 8, group: 4 };
     let kinds: [(&str, &dyn SelectorSpec); 3] =
         [("capped-lru", &CappedLru::default()), ("lfu", &Lfu::default()), ("hysteresis", &Hysteresis::default())];
     let shapes = [(8, 1024), (64, 1024), (64, 2048), (128, 1024)].map(|shape| (shape, kinds[0]));
     let others = kinds[1..].iter().map(|kind| ((64, 1024), *kind));
-    for ((requests, blocks), (kind, spec)) in shapes.into_iter().chain(others) {
-        let code = selector(spec)?;
-        let (kv_heads, slots, launches) = (8, 128, 20);
-        let shape = Select::for_blocks(HEAD_DIM, slots, blocks, code).ok_or("too many blocks")?;
-        let kernel = rig.device.load(&rig.compiler, &shape)?;
-        let mut batch = Batch::new(rig, shape, requests, kv_heads, blocks, 6)?;
-        batch.position.write(&vec![blocks as i32 * 16 + 3; requests])?;
-        batch.step.write(&[1])?;
-        // A tenth of the wanted set changes from step to step, about what decoding shows.
-        let base: Vec<f32> = (0..requests * kv_heads * blocks).map(|_| rig.random.float() * 3.0).collect();
-        let mut steps = Vec::new();
-        for _ in 0..launches {
-            let drifted: Vec<f32> = base.iter().map(|score| score + 0.08 * rig.random.float()).collect();
-            steps.push(rig.device.upload(&drifted)?);
-        }
-        // Every replay appends to the list: it has room for all that the launches of all replays may append.
-        batch.copies = rig.device.zeros(requests * kv_heads * (slots + 6 * launches * 10))?;
-        let params = |i: usize| SelectParams { scores: steps[i].address(), ..batch.params() };
-        // SAFETY: as in `check_run`.
-        let micros = unsafe {
-            rig.micros(launches, |i| kernel.launch(&rig.stream, (kv_heads as u32, requests as u32), &params(i)))?
-        };
-        rig.record(
-            format!("top-K + {kind}, batch {requests}, {blocks} blocks, K 128, C 6"),
-            micros,
-            0.0,
-            "aim 12 us at batch 64",
-        );
+    for (batch, (kind, spec)) in shapes.into_iter().chain(others) {
+        rig.push(bench.time_select(heads, batch, (128, 6), kind, selector(spec)?)?);
     }
     Ok(())
 }

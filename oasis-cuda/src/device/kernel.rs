@@ -60,27 +60,58 @@ impl<S: KernelSpec> Kernel<S> {
     /// # Errors
     /// [`DeviceError`] when the launch is refused; errors while it runs surface at the next synchronisation.
     pub unsafe fn launch(&self, stream: &Stream, grid: (u32, u32), params: &S::Params) -> Result<(), DeviceError> {
+        // SAFETY: the caller's.
+        unsafe { self.launch_in_clusters(stream, grid, 1, params) }
+    }
+
+    /// Queues a launch of `grid` CTAs in clusters of `cluster`, 1 to 8, of which the grid's width is a multiple.
+    ///
+    /// # Safety
+    /// As for [`Kernel::launch`].
+    ///
+    /// # Errors
+    /// As for [`Kernel::launch`].
+    pub unsafe fn launch_in_clusters(
+        &self,
+        stream: &Stream,
+        grid: (u32, u32),
+        cluster: u32,
+        params: &S::Params,
+    ) -> Result<(), DeviceError> {
+        use sys::CUlaunchAttributeID as Id;
         self.device.bind()?;
-        let mut argument = std::ptr::from_ref(params).cast_mut().cast();
-        // SAFETY: the kernel has one parameter, which the driver copies during the call; `KernelParams` promises that it
-        // has the kernel's layout, the caller answers for what it points to.
-        unsafe {
-            sys::cuLaunchKernel(
-                self.function,
-                grid.0,
-                grid.1,
-                1,
-                self.threads,
-                1,
-                1,
-                self.shared_bytes,
-                stream.handle(),
-                &raw mut argument,
-                std::ptr::null_mut(),
-            )
+        // SAFETY: all zero is a value of this plain union.
+        let value = || unsafe { std::mem::zeroed::<sys::CUlaunchAttributeValue>() };
+        let (mut size, mut early) = (value(), value());
+        size.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
+        early.programmaticStreamSerializationAllowed = 1;
+        let mut attributes = Vec::new();
+        let mut add = |id, value| attributes.push(sys::CUlaunchAttribute { id, pad: [0; 4], value });
+        if cluster > 1 {
+            add(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, size);
         }
-        .result()
-        .check(|| format!("launching {}", S::ENTRY))
+        // In a part of the device run the long kernels of prefills, which gain nothing by it.
+        if S::WAITS && !stream.is_part() {
+            add(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, early);
+        }
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.0,
+            gridDimY: grid.1,
+            gridDimZ: 1,
+            blockDimX: self.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared_bytes,
+            hStream: stream.handle(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        };
+        let mut argument = std::ptr::from_ref(params).cast_mut().cast();
+        // SAFETY: the kernel has one parameter, which the driver copies during the call, as it does the configuration and
+        // its attributes; `KernelParams` promises that it has the kernel's layout, the caller answers for what it points to.
+        unsafe { sys::cuLaunchKernelEx(&raw const config, self.function, &raw mut argument, std::ptr::null_mut()) }
+            .result()
+            .check(|| format!("launching {}", S::ENTRY))
     }
 }
 

@@ -46,7 +46,7 @@ pub struct Stream {
     device: Device,
     stream: Arc<CudaStream>,
     /// Who owns the stream, where it belongs to a part of the device.
-    _part: Option<Arc<PartitionStream>>,
+    part: Option<Arc<PartitionStream>>,
 }
 
 impl Stream {
@@ -54,13 +54,18 @@ impl Stream {
         device.bind()?;
         let priority = priority_range()?.of(priority);
         let stream = device.context.new_stream_with_priority(priority).check(|| "creating a stream")?;
-        Ok(Self { device: device.clone(), stream, _part: None })
+        Ok(Self { device: device.clone(), stream, part: None })
     }
 
     pub(super) fn within(device: &Device, part: PartitionStream) -> Self {
         // SAFETY: the stream lives as long as its owner, which is kept beside it.
         let stream = unsafe { device.context.wrap_borrowed_stream(part.stream) };
-        Self { device: device.clone(), stream, _part: Some(Arc::new(part)) }
+        Self { device: device.clone(), stream, part: Some(Arc::new(part)) }
+    }
+
+    /// Whether its kernels stay within a part of the device.
+    pub(super) fn is_part(&self) -> bool {
+        self.part.is_some()
     }
 
     /// Waits until all work of the stream is done.

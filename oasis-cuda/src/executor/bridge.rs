@@ -87,7 +87,8 @@ impl Parts {
             Bridge::Prediction => (0..side.members.len()).map(|index| self.new_keys(side, layer, index)).collect(),
         };
         let members = side.members.clone();
-        let Some(selected) = side.decide(LayerId::from(layer), &keys) else { return Ok(()) };
+        let link = side.selecting(LayerId::from(layer))?;
+        let Some(selected) = side.decide(LayerId::from(layer), &keys, link) else { return Ok(()) };
         let mut copies = Vec::new();
         for (member, selected) in members.iter().zip(&selected) {
             self.places(side, scope, sparse, layer, member).copies(selected, member.completed, &mut copies);

@@ -1,5 +1,6 @@
 //! Policies that the host runs for the device: their state and what they decide, by the rules of every executor.
 
+use super::link::LinkTimer;
 use super::options::{Bridge, SparseOptions};
 use super::plan::Extent;
 use crate::device::{Device, DeviceError, PinnedBuffer};
@@ -10,7 +11,7 @@ use oasis_core::geometry::KvGeometry;
 use oasis_core::ids::{BlockId, KvHead, LayerId, SlotId, Step};
 use oasis_core::memory::Summaries;
 use oasis_core::pipeline::{RankMember, SelectMember, Selected, rank, select};
-use oasis_core::policy::{Kept, Predictor, QuerySource, Selector, Summarizer};
+use oasis_core::policy::{Kept, LinkRate, Predictor, QuerySource, Selector, Summarizer};
 use oasis_core::working_set::{Admission, Ranking, WorkingSet, top_k};
 use std::collections::BTreeMap;
 
@@ -80,6 +81,7 @@ pub(super) struct HostSide {
     /// A list of copies of each layer, on its way to the device.
     pub lists: Vec<PinnedBuffer>,
     totals: Vec<CopyList>,
+    pub link: LinkTimer,
 }
 
 impl HostSide {
@@ -115,6 +117,7 @@ impl HostSide {
             tails: pinned(tails)?,
             lists: (0..geometry.layers).map(|_| pinned(list)).collect::<Result<_, _>>()?,
             totals: vec![CopyList::default(); geometry.layers],
+            link: LinkTimer::new(device, geometry.layers)?,
         })
     }
 
@@ -166,10 +169,15 @@ impl HostSide {
         std::mem::take(&mut self.failures)
     }
 
+    /// A layer is about to be selected: gives how fast the link has been.
+    pub fn selecting(&mut self, layer: LayerId) -> Result<Option<LinkRate>, DeviceError> {
+        self.link.selecting(layer, self.step)
+    }
+
     /// Ranks and selects for one layer; `facts`, and `keys` of blocks to be summarised, `[members][kv_heads][blocks]
     /// [block_tokens][head_dim]`, are those of the members. `None` when a policy failed: the step goes on without them.
-    pub fn decide(&mut self, layer: LayerId, keys: &[Vec<f32>]) -> Option<Vec<Selected>> {
-        let decided = self.rank(layer, keys).and_then(|want| self.select(layer, &want));
+    pub fn decide(&mut self, layer: LayerId, keys: &[Vec<f32>], link: Option<LinkRate>) -> Option<Vec<Selected>> {
+        let decided = self.rank(layer, keys).and_then(|want| self.select(layer, &want, link));
         decided
             .map_err(|problem| {
                 self.failures.extend(self.members.drain(..).map(|member| (member.row, problem.clone())));
@@ -222,17 +230,18 @@ impl HostSide {
         Ok(want)
     }
 
-    fn select(&mut self, layer: LayerId, want: &Ranking) -> Result<Vec<Selected>, String> {
+    fn select(&mut self, layer: LayerId, want: &Ranking, link: Option<LinkRate>) -> Result<Vec<Selected>, String> {
         let rows = of_members(&mut self.rows, &self.members);
         let mut members: Vec<SelectMember<'_>> = (rows.zip(&self.members))
             .map(|(row, member)| SelectMember { set: &mut row.sets[layer.index()], completed: member.completed })
             .collect();
-        select(&mut *self.policies.selector, self.cap, layer, self.step, want, None, &mut members)
+        select(&mut *self.policies.selector, self.cap, layer, self.step, want, link, &mut members)
             .map_err(|error| error.to_string())
     }
 
     /// Writes a layer's list of copies, with the sums since the start.
     pub fn write_list(&mut self, layer: usize, selected: &[Selected], copies: &[EntryCopy]) {
+        self.link.planned(LayerId::from(layer), selected.iter().map(|selected| selected.admissions.len()).sum());
         let total = &mut self.totals[layer];
         for selected in selected {
             let admissions = selected.admissions.len() as u64;

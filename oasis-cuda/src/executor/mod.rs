@@ -10,6 +10,7 @@ mod first;
 mod host;
 mod host_side;
 mod inspect;
+mod link;
 mod memory;
 mod mixture;
 mod options;
@@ -34,7 +35,7 @@ pub use synthetic::StepBytes;
 
 use crate::device::{Device, DeviceError, Graph, Priority};
 use crate::gemm::{GemmOptions, Gemms};
-use crate::kernels::CopyList;
+use crate::kernels::{CopyList, LinearStream};
 use crate::layout::{BLOCK_TOKENS, entry_bytes};
 use crate::model::DeviceModel;
 use copy_engine::list_landing;
@@ -175,7 +176,12 @@ impl CudaExecutor {
         let head = model.head.as_ref().map(|head| head.spec.clone()).filter(|_| extent.queries == 2);
         let compiler = device.compiler()?;
         let programs = Programs::load(device, &compiler, &spec, head.as_ref(), &options)?;
-        let gemms = Gemms::open(device, GemmOptions::default())?;
+        // Dense steps have nothing beside them.
+        let stream_rows = match options.residency {
+            Residency::Dense => LinearStream::MOST_ROWS,
+            Residency::Sparse(_) => GemmOptions::default().stream_rows,
+        };
+        let gemms = Gemms::open(device, GemmOptions { stream_rows, ..GemmOptions::default() })?;
         let experts = programs.experts.as_ref().map(|programs| programs.shape);
         let memory = Memory::new(device, &spec, head.as_ref(), experts, &options, &plan)?;
         let geometry = plan::geometry(&spec);

@@ -9,7 +9,7 @@
 //!   step, so that no step ends with a transfer that nothing hides.
 
 use super::memory::{Activations, LayerSets, ScheduleArrays, SparseMemory};
-use super::options::Residency;
+use super::options::{Residency, SparseOptions};
 use super::parts::{Parts, Work};
 use super::programs::{LayerPrograms, SparsePrograms};
 use super::sampling::Choice;
@@ -662,9 +662,26 @@ impl Parts {
         let (Residency::Sparse(options), Some(sparse)) = (&self.options.residency, &self.memory.sparse) else {
             return Ok(());
         };
-        if options.copy_engine {
-            return self.copy_entries(sparse, layer, stream);
+        let timer = self.host_side.as_ref().map(|side| side.borrow());
+        if let Some(side) = &timer {
+            side.link.begin(layer, stream)?;
         }
+        if options.copy_engine {
+            self.copy_entries(sparse, layer, stream)?;
+        } else {
+            self.gather_entries(programs, options, sparse, layer, stream)?;
+        }
+        timer.map_or(Ok(()), |side| side.link.end(layer, stream))
+    }
+
+    fn gather_entries(
+        &self,
+        programs: &SparsePrograms,
+        options: &SparseOptions,
+        sparse: &SparseMemory,
+        layer: usize,
+        stream: &Stream,
+    ) -> Result<(), DeviceError> {
         let params = GatherParams { list: sparse.list(layer), copies: sparse.layers[layer].copies.address() };
         // SAFETY: the list was written by a selection: its sources are entries of reserved host memory or tails.
         self.span(stream, Track::Transfer, "gather", layer, || unsafe {

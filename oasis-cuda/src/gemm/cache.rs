@@ -1,6 +1,6 @@
 //! Chosen algorithms on disk, so that a start times nothing twice.
 
-use super::GemmShape;
+use super::{GemmShape, Streamed};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -22,17 +22,31 @@ pub(super) struct Key {
     pub workspace: usize,
     /// Algorithms that were asked for.
     pub candidates: usize,
+    /// Most rows for which our own kernels were tried, and their version.
+    pub streams: (usize, u32),
     /// Product.
     pub shape: GemmShape,
+}
+
+/// Who runs a product, and how.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) enum Algorithm {
+    /// cuBLASLt.
+    Library {
+        /// Rows that are computed.
+        rows: usize,
+        /// The library's description, meaningful to the same version only.
+        data: [u64; 8],
+    },
+    /// Our own kernel.
+    Streamed(Streamed),
 }
 
 /// A chosen algorithm.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Choice {
-    /// Rows that are computed.
-    pub rows: usize,
-    /// The library's description, meaningful to the same version only.
-    pub algorithm: [u64; 8],
+    /// What runs.
+    pub algorithm: Algorithm,
     /// Time of one product in microseconds.
     pub micros: f64,
 }
@@ -79,6 +93,7 @@ mod tests {
             multiprocessors: None,
             workspace: 1 << 25,
             candidates: 16,
+            streams: (16, 1),
             shape: GemmShape::dense(rows, 4096, 1024),
         }
     }
@@ -87,7 +102,8 @@ mod tests {
     fn a_choice_comes_back_for_its_own_key_only() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("new");
-        let choice = Choice { rows: 8, algorithm: [u64::MAX, 1, 2, 3, 4, 5, 6, 7], micros: 12.5 };
+        let algorithm = Algorithm::Library { rows: 8, data: [u64::MAX, 1, 2, 3, 4, 5, 6, 7] };
+        let choice = Choice { algorithm, micros: 12.5 };
         assert_eq!(get::<_, Choice>(&folder, &key(2)), None);
         put(&folder, &key(2), &choice).unwrap();
         assert_eq!(get(&folder, &key(2)), Some(choice.clone()));
@@ -102,7 +118,8 @@ mod tests {
     #[test]
     fn a_damaged_file_counts_as_none() {
         let folder = tempfile::tempdir().unwrap();
-        put(folder.path(), &key(1), &Choice { rows: 1, algorithm: [0; 8], micros: 1.0 }).unwrap();
+        let algorithm = Algorithm::Streamed(Streamed { tile: 64, split: 2 });
+        put(folder.path(), &key(1), &Choice { algorithm, micros: 1.0 }).unwrap();
         let path = path(folder.path(), &key(1));
         let text = std::fs::read(&path).unwrap();
         std::fs::write(&path, &text[..text.len() / 2]).unwrap();

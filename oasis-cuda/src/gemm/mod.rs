@@ -1,4 +1,5 @@
-//! Linear layers: `y[rows][out] = x[rows][inner] . w[out][inner]^T` by cuBLASLt, everything row-major, sums in f32.
+//! Linear layers: `y[rows][out] = x[rows][inner] . w[out][inner]^T`, everything row-major, sums in f32, by cuBLASLt or, for
+//! few rows, by [`LinearStream`](crate::kernels::LinearStream).
 //!
 //! cuBLASLt's own first guess is often not its best: a [`GemmPlan`] is the fastest of several algorithms, timed once on
 //! weights that are not in the cache, and remembered on disk for the same device, driver and library. Results are the
@@ -7,18 +8,22 @@
 
 pub(crate) mod cache;
 mod library;
+mod streams;
 mod tune;
+
+pub use streams::Streamed;
 
 use crate::compile::user_cache;
 use crate::device::{Device, DeviceBuffer, DeviceError, Partition, Stream};
 use crate::kernels::Address;
-use cache::{Choice, Key};
+use cache::{Algorithm, Choice, Key};
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
 use library::{Library, Problem, check};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use streams::{StreamedPlan, Streams};
 use tune::Scratch;
 
 /// Type of a product's elements.
@@ -140,6 +145,10 @@ pub struct GemmOptions {
     pub part: Option<Arc<Partition>>,
     /// Algorithms that are timed for a shape and a number of rows.
     pub candidates: usize,
+    /// Most rows for which this crate's own kernels are timed too, at most
+    /// [`LinearStream::MOST_ROWS`](crate::kernels::LinearStream::MOST_ROWS); 0 for none. The default leaves out what is
+    /// faster alone but not beside scans and gathers.
+    pub stream_rows: usize,
     /// Folder where choices are remembered; `None` times at each start.
     pub cache: Option<PathBuf>,
 }
@@ -147,13 +156,18 @@ pub struct GemmOptions {
 impl Default for GemmOptions {
     fn default() -> Self {
         let cache = user_cache().map(|folder| folder.join("gemm"));
-        Self { workspace_bytes: 32 << 20, part: None, candidates: 32, cache }
+        Self { workspace_bytes: 32 << 20, part: None, candidates: 32, stream_rows: 16, cache }
     }
 }
 
 impl GemmOptions {
     fn multiprocessors(&self) -> Option<u32> {
         self.part.as_ref().map(|part| part.multiprocessors())
+    }
+
+    /// Most rows for which our own kernels are tried; their clusters want the whole device.
+    fn stream_rows(&self) -> usize {
+        if self.part.is_none() { self.stream_rows } else { 0 }
     }
 }
 
@@ -176,12 +190,19 @@ pub struct Operands {
 /// A product and the algorithm for it.
 pub struct GemmPlan {
     shape: GemmShape,
-    rows: usize,
-    algorithm: cublasLtMatmulAlgo_t,
-    workspace: usize,
     micros: f64,
-    /// The bias is set before each run.
-    problem: Mutex<Problem>,
+    way: Way,
+}
+
+enum Way {
+    Library {
+        rows: usize,
+        algorithm: cublasLtMatmulAlgo_t,
+        workspace: usize,
+        /// The bias is set before each run.
+        problem: Mutex<Problem>,
+    },
+    Streamed(StreamedPlan),
 }
 
 impl GemmPlan {
@@ -192,10 +213,21 @@ impl GemmPlan {
 
     /// Rows that a run computes.
     pub fn rows(&self) -> usize {
-        self.rows
+        match &self.way {
+            Way::Library { rows, .. } => *rows,
+            Way::Streamed(_) => self.shape.rows,
+        }
     }
 
-    /// Microseconds that a run took when the algorithm was chosen.
+    /// How this crate's own kernel runs it; `None` where cuBLASLt does.
+    pub fn streamed(&self) -> Option<Streamed> {
+        match &self.way {
+            Way::Library { .. } => None,
+            Way::Streamed(plan) => Some(plan.way),
+        }
+    }
+
+    /// Microseconds that a run took when the algorithm was chosen; of few rows, with a norm before it.
     pub fn micros(&self) -> f64 {
         self.micros
     }
@@ -205,6 +237,7 @@ impl GemmPlan {
 pub struct Gemms {
     device: Device,
     library: Library,
+    streams: Streams,
     options: GemmOptions,
     plans: Mutex<HashMap<GemmShape, Arc<GemmPlan>>>,
     scratch: Mutex<Option<Scratch>>,
@@ -217,7 +250,14 @@ impl Gemms {
     /// [`DeviceError`] where the library is missing or refuses the device.
     pub fn open(device: &Device, options: GemmOptions) -> Result<Self, DeviceError> {
         let library = Library::open(device)?;
-        Ok(Self { device: device.clone(), library, options, plans: Mutex::default(), scratch: Mutex::default() })
+        Ok(Self {
+            device: device.clone(),
+            library,
+            streams: Streams::new(device),
+            options,
+            plans: Mutex::default(),
+            scratch: Mutex::default(),
+        })
     }
 
     /// Version of cuBLASLt, such as 130002.
@@ -252,7 +292,7 @@ impl Gemms {
             Some(plan) => plan,
             None => {
                 let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-                let choice = tune::choose(&self.device, &self.library, &self.options, shape, &mut scratch)?;
+                let choice = tune::choose(self, shape, &mut scratch)?;
                 if let Some(folder) = &self.options.cache {
                     // A cache that cannot be written costs time, not the run.
                     let _ = cache::put(folder, &key, &choice);
@@ -287,36 +327,39 @@ impl Gemms {
         operands: &Operands,
     ) -> Result<(), DeviceError> {
         self.device.bind()?;
+        let (algorithm, needed, problem) = match &plan.way {
+            Way::Library { algorithm, workspace, problem, .. } => (algorithm, *workspace, problem),
+            // SAFETY: the caller's.
+            Way::Streamed(streamed) => return unsafe { streamed.run(&self.device, stream, &plan.shape, operands) },
+        };
         let bytes = workspace.0.bytes();
-        if bytes < plan.workspace {
-            let problem = format!("expected a workspace of {} bytes, found {bytes}", plan.workspace);
+        if bytes < needed {
+            let problem = format!("expected a workspace of {needed} bytes, found {bytes}");
             return Err(DeviceError::new(format!("running {:?}", plan.shape), problem)
                 .hint("plan, workspace and run belong to the same Gemms"));
         }
-        let mut problem = plan.problem.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut problem = problem.lock().unwrap_or_else(PoisonError::into_inner);
         if plan.shape.bias {
             problem.set_bias(operands.bias)?;
         }
         let (workspace, stream) = ((workspace.0.address(), bytes), stream.handle().cast());
         // SAFETY: the caller's; the workspace is large enough.
-        let status = unsafe {
-            problem.multiply(&self.library, &plan.algorithm, operands, plan.shape.accumulate, workspace, stream)
-        };
+        let status =
+            unsafe { problem.multiply(&self.library, algorithm, operands, plan.shape.accumulate, workspace, stream) };
         check(status, || format!("running {:?}", plan.shape))
     }
 
     fn build(&self, shape: &GemmShape, choice: &Choice) -> Result<GemmPlan, DeviceError> {
-        let problem = Problem::new(shape, choice.rows, self.options.multiprocessors())?;
-        let algorithm = cublasLtMatmulAlgo_t { data: choice.algorithm };
-        let workspace = problem.workspace(&self.library, &algorithm)?;
-        Ok(GemmPlan {
-            shape: shape.clone(),
-            rows: choice.rows,
-            algorithm,
-            workspace,
-            micros: choice.micros,
-            problem: Mutex::new(problem),
-        })
+        let way = match &choice.algorithm {
+            Algorithm::Library { rows, data } => {
+                let problem = Problem::new(shape, *rows, self.options.multiprocessors())?;
+                let algorithm = cublasLtMatmulAlgo_t { data: *data };
+                let workspace = problem.workspace(&self.library, &algorithm)?;
+                Way::Library { rows: *rows, algorithm, workspace, problem: Mutex::new(problem) }
+            }
+            Algorithm::Streamed(way) => Way::Streamed(self.streams.plan(shape, *way)?),
+        };
+        Ok(GemmPlan { shape: shape.clone(), micros: choice.micros, way })
     }
 
     fn key(&self, shape: &GemmShape) -> Key {
@@ -327,6 +370,7 @@ impl Gemms {
             multiprocessors: self.options.multiprocessors(),
             workspace: self.options.workspace_bytes,
             candidates: self.options.candidates,
+            streams: (self.options.stream_rows(), streams::VERSION),
             shape: shape.clone(),
         }
     }

@@ -1,10 +1,12 @@
 //! Times algorithms on scratch memory and keeps the fastest.
 
-use super::cache::Choice;
-use super::library::{Library, Problem, check};
-use super::{GemmOptions, GemmShape, Operands};
-use crate::device::{Device, DeviceBuffer, DeviceError, Priority, Stream};
-use crate::kernels::Address;
+use super::cache::{Algorithm, Choice};
+use super::library::{Problem, check};
+use super::streams::{Streamed, StreamedPlan};
+use super::{GemmShape, Gemms, Operands};
+use crate::device::{Device, DeviceBuffer, DeviceError, Kernel, Priority, Stream};
+use crate::kernels::{AddNorm, AddNormParams, Address, LinearStream};
+use crate::measure::random::noise;
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
 use cudarc::driver::result;
 
@@ -22,18 +24,29 @@ pub(super) struct Scratch {
     y: DeviceBuffer<u8>,
     workspace: DeviceBuffer<u8>,
     stream: Stream,
+    /// What comes before a product of few rows, as in a step: some ways to run it begin meanwhile.
+    norm: Option<(Kernel<AddNorm>, DeviceBuffer<u16>)>,
 }
+
+/// Elements of a row of that norm.
+const NORMED: usize = 4096;
 
 impl Scratch {
     /// Scratch memory for `shape`, out of `old` where that is large enough.
-    fn of(old: Option<Self>, device: &Device, options: &GemmOptions, shape: &GemmShape) -> Result<Self, DeviceError> {
+    fn of(old: Option<Self>, gemms: &Gemms, shape: &GemmShape) -> Result<Self, DeviceError> {
+        let Gemms { device, options, streams, .. } = gemms;
         let (random, y) = (POOL.max(shape.w_bytes()).max(shape.x_bytes()), shape.y_bytes());
         match old {
             Some(old) if old.random.bytes() >= random && old.y.bytes() >= y => Ok(old),
             old => {
                 // Freed first: there may be no room for both.
                 drop(old);
+                let norm = || -> Result<_, DeviceError> {
+                    let rows = device.zeros(LinearStream::MOST_ROWS * NORMED)?;
+                    Ok((streams.load(&AddNorm { hidden: NORMED })?, rows))
+                };
                 Ok(Self {
+                    norm: if options.stream_rows() > 0 { Some(norm()?) } else { None },
                     random: noise(device, random)?,
                     y: device.zeros(y)?,
                     workspace: device.zeros(options.workspace_bytes)?,
@@ -47,44 +60,23 @@ impl Scratch {
     }
 }
 
-/// `bytes` of random bf16 numbers.
-fn noise(device: &Device, bytes: usize) -> Result<DeviceBuffer<u16>, DeviceError> {
-    const BLOCK: usize = 4 << 20;
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let numbers: Vec<u16> = (0..BLOCK)
-        .map(|_| {
-            // Xorshift64.
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            let number = (state >> 40) as f32 / (1 << 23) as f32 - 1.0;
-            (number.to_bits() >> 16) as u16
-        })
-        .collect();
-    let len = bytes.div_ceil(2).max(BLOCK);
-    let mut buffer = device.zeros::<u16>(len)?;
-    buffer.write(&numbers)?;
-    let (start, mut filled) = (buffer.address(), BLOCK);
-    while filled < len {
-        let more = filled.min(len - filled);
-        // SAFETY: both ranges are within the buffer and do not overlap.
-        unsafe { result::memcpy_dtod_sync(start.offset(2 * filled).0, start.0, 2 * more) }
-            .map_err(|error| DeviceError::new("filling scratch memory", error))?;
-        filled += more;
-    }
-    device.synchronize()?;
-    Ok(buffer)
-}
-
 /// An algorithm on the way to being chosen.
 struct Candidate {
-    problem: usize,
-    algorithm: cublasLtMatmulAlgo_t,
+    way: Way,
     micros: f64,
 }
 
+enum Way {
+    /// Of the library, for one of the numbers of rows that are tried.
+    Library {
+        problem: usize,
+        algorithm: cublasLtMatmulAlgo_t,
+    },
+    Streamed(StreamedPlan),
+}
+
 struct Tuning<'a> {
-    library: &'a Library,
+    gemms: &'a Gemms,
     shape: &'a GemmShape,
     scratch: &'a Scratch,
     /// The product at each number of rows that is tried.
@@ -94,20 +86,14 @@ struct Tuning<'a> {
 }
 
 /// Chooses the fastest algorithm for `shape`; `scratch` is kept for the next one.
-pub(super) fn choose(
-    device: &Device,
-    library: &Library,
-    options: &GemmOptions,
-    shape: &GemmShape,
-    scratch: &mut Option<Scratch>,
-) -> Result<Choice, DeviceError> {
-    let suitable = Scratch::of(scratch.take(), device, options, shape)?;
+pub(super) fn choose(gemms: &Gemms, shape: &GemmShape, scratch: &mut Option<Scratch>) -> Result<Choice, DeviceError> {
+    let suitable = Scratch::of(scratch.take(), gemms, shape)?;
     let scratch = &*scratch.insert(suitable);
     let problems = shape
         .paddings()
         .into_iter()
         .map(|rows| {
-            let mut problem = Problem::new(shape, rows, options.multiprocessors())?;
+            let mut problem = Problem::new(shape, rows, gemms.options.multiprocessors())?;
             if shape.bias {
                 problem.set_bias(scratch.random.address())?;
             }
@@ -117,16 +103,22 @@ pub(super) fn choose(
     // About 300 microseconds, and more weights than the L2 holds.
     let cold = COLD.div_ceil(shape.w_bytes());
     let launches = cold.max((300.0 / shape.floor_micros()) as usize).clamp(1, 256);
-    let tuning = Tuning { library, shape, scratch, problems, launches };
-    tuning.choose(device, options)
+    Tuning { gemms, shape, scratch, problems, launches }.choose()
 }
 
 impl Tuning<'_> {
-    fn choose(&self, device: &Device, options: &GemmOptions) -> Result<Choice, DeviceError> {
+    fn choose(&self) -> Result<Choice, DeviceError> {
+        let Gemms { device, library, streams, options, .. } = self.gemms;
         let mut candidates = Vec::new();
+        let untimed = |way| Candidate { way, micros: f64::INFINITY };
         for (index, (_, problem)) in self.problems.iter().enumerate() {
-            for algorithm in problem.candidates(self.library, options.workspace_bytes, options.candidates)? {
-                candidates.push(Candidate { problem: index, algorithm, micros: f64::INFINITY });
+            for algorithm in problem.candidates(library, options.workspace_bytes, options.candidates)? {
+                candidates.push(untimed(Way::Library { problem: index, algorithm }));
+            }
+        }
+        if self.shape.rows <= options.stream_rows() {
+            for way in Streamed::candidates(self.shape, device.facts.multiprocessors as usize) {
+                candidates.push(untimed(Way::Streamed(streams.plan(self.shape, way)?)));
             }
         }
         let found = candidates.len();
@@ -150,21 +142,32 @@ impl Tuning<'_> {
         candidates.sort_by(|a, b| a.micros.total_cmp(&b.micros));
         for candidate in candidates {
             if self.repeats_itself(device, &candidate)? {
-                let Candidate { problem, algorithm, micros } = candidate;
-                return Ok(Choice { rows: self.problems[problem].0, algorithm: algorithm.data, micros });
+                let algorithm = match candidate.way {
+                    Way::Library { problem, algorithm } => {
+                        Algorithm::Library { rows: self.problems[problem].0, data: algorithm.data }
+                    }
+                    Way::Streamed(plan) => Algorithm::Streamed(plan.way),
+                };
+                return Ok(Choice { algorithm, micros: candidate.micros });
             }
         }
         let problem = match refusal {
             Some(error) => format!("none of {found} algorithms works, the last because of: {error}"),
-            None => format!("cuBLASLt {} has no algorithm for it", self.library.version),
+            None => format!("cuBLASLt {} has no algorithm for it", library.version),
         };
         Err(DeviceError::new(format!("choosing an algorithm for {:?}", self.shape), problem))
     }
 
-    /// Least time of one product in microseconds, over `replays` runs of a graph of products.
+    /// Least time of one product in microseconds, over `replays` runs of a graph of products. Where our own kernels are
+    /// tried, that of the norm before it is counted in.
     fn time(&self, device: &Device, candidate: &Candidate, replays: usize) -> Result<f64, DeviceError> {
         let stream = &self.scratch.stream;
-        let graph = stream.capture(|| (0..self.launches).try_for_each(|launch| self.launch(candidate, launch)))?;
+        let graph = stream.capture(|| {
+            (0..self.launches).try_for_each(|launch| {
+                self.launch_norm()?;
+                self.launch(candidate, launch)
+            })
+        })?;
         let (start, end) = (device.event()?, device.event()?);
         let mut best = f64::INFINITY;
         for replay in 0..=replays {
@@ -181,6 +184,24 @@ impl Tuning<'_> {
         Ok(best)
     }
 
+    fn launch_norm(&self) -> Result<(), DeviceError> {
+        let Scratch { norm: Some((kernel, rows)), stream, random, .. } = self.scratch else { return Ok(()) };
+        if self.shape.rows > self.gemms.options.stream_rows() {
+            return Ok(());
+        }
+        let params = AddNormParams {
+            residual: rows.address(),
+            x: Address::NONE,
+            weight: random.address(),
+            out: rows.address(),
+            hidden: NORMED as i32,
+            out_stride: NORMED as i32,
+            eps: 1e-6,
+        };
+        // SAFETY: there is room for so many rows, which nothing else uses.
+        unsafe { kernel.launch(stream, (self.shape.rows as u32, 1), &params) }
+    }
+
     fn launch(&self, candidate: &Candidate, launch: usize) -> Result<(), DeviceError> {
         let scratch = self.scratch;
         let stride = self.shape.w_bytes().next_multiple_of(256);
@@ -191,14 +212,23 @@ impl Tuning<'_> {
             y: scratch.y.address(),
             bias: Address::NONE,
         };
-        let workspace = (scratch.workspace.address(), scratch.workspace.bytes());
-        let stream = scratch.stream.handle().cast();
-        let (_, problem) = &self.problems[candidate.problem];
-        // SAFETY: the scratch memory is as large as the shape asks for, and nothing else uses it.
-        let status = unsafe {
-            problem.multiply(self.library, &candidate.algorithm, &operands, self.shape.accumulate, workspace, stream)
-        };
-        check(status, || "timing an algorithm".to_owned())
+        match &candidate.way {
+            Way::Streamed(plan) => {
+                let operands = Operands { bias: scratch.random.address(), ..operands };
+                // SAFETY: the scratch memory is as large as the shape asks for, and nothing else uses it.
+                unsafe { plan.run(&self.gemms.device, &scratch.stream, self.shape, &operands) }
+            }
+            Way::Library { problem, algorithm } => {
+                let workspace = (scratch.workspace.address(), scratch.workspace.bytes());
+                let (stream, accumulate) = (scratch.stream.handle().cast(), self.shape.accumulate);
+                let (_, problem) = &self.problems[*problem];
+                // SAFETY: as above.
+                let status = unsafe {
+                    problem.multiply(&self.gemms.library, algorithm, &operands, accumulate, workspace, stream)
+                };
+                check(status, || "timing an algorithm".to_owned())
+            }
+        }
     }
 
     /// Whether two runs give the same bits, at the start and at the end of `y`.

@@ -66,6 +66,7 @@ unsafe impl KernelParams for AppendParams {}
 impl KernelSpec for Append {
     type Params = AppendParams;
     const ENTRY: &'static str = "append_tokens";
+    const WAITS: bool = true;
 
     fn unit(&self) -> Unit {
         let defines = [("HEAD_DIM", self.head_dim), ("QUERIES", self.queries), ("SUMMARY_BYTES", self.bytes)];

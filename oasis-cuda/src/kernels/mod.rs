@@ -7,6 +7,7 @@ mod append;
 mod attention;
 mod experts;
 mod hash;
+mod linear;
 mod prefill;
 mod rowwise;
 mod sample;
@@ -21,6 +22,7 @@ pub use experts::{
     SortPairsParams,
 };
 pub use hash::{HashScores, HashScoresParams};
+pub use linear::{LinearStream, LinearStreamParams};
 pub use prefill::{PrefillAttention, PrefillAttentionParams};
 pub use rowwise::{
     Activation, ActivationParams, AddNorm, AddNormParams, Embed, EmbedParams, RandomWeights, RandomWeightsParams,
@@ -61,6 +63,9 @@ pub trait KernelSpec {
     type Params: KernelParams;
     /// Name of the function.
     const ENTRY: &'static str;
+    /// Whether a launch may begin while the kernel before it on the stream still runs: all its CTAs wait for that one's
+    /// end before they touch what it, or any before, wrote or read.
+    const WAITS: bool = false;
 
     /// What to compile.
     fn unit(&self) -> Unit;
@@ -82,8 +87,9 @@ macro_rules! file {
 pub(crate) use file;
 
 /// Headers that kernels and policies may include.
-const HEADERS: [SourceFile; 14] = [
+const HEADERS: [SourceFile; 16] = [
     file!("prelude.cuh"),
+    file!("cluster.cuh"),
     file!("copy.cuh"),
     file!("experts.cuh"),
     file!("hash.cuh"),
@@ -92,6 +98,7 @@ const HEADERS: [SourceFile; 14] = [
     file!("logits.cuh"),
     file!("mma.cuh"),
     file!("optional.cuh"),
+    file!("order.cuh"),
     file!("summary.cuh"),
     file!("tensor.cuh"),
     file!("transfer.cuh"),
@@ -176,6 +183,9 @@ pub(crate) fn catalogue() -> Vec<Unit> {
             let layer = ExpertLayer { experts, out, inner, gated };
             units.extend([ExpertStream(layer).unit(), ExpertTiles(layer).unit()]);
         }
+    }
+    for columns in [8, 16, 32, 64] {
+        units.extend([64, 128].map(|tile| LinearStream { columns, tile }.unit()));
     }
     units.extend([SortPairs.unit(), Activation.unit(), RandomWeights.unit()]);
     units.extend([Filter.unit(), Sample.unit(), Stream.unit()]);

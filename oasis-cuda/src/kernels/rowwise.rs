@@ -6,12 +6,16 @@ use crate::compile::Unit;
 /// Implements [`KernelSpec`] for a kernel of one source file with a fixed number of threads.
 macro_rules! kernel {
     ($shape:ident, $params:ident, $file:literal, $entry:literal, $threads:expr, $defines:expr) => {
+        kernel!($shape, $params, $file, $entry, false, $threads, $defines);
+    };
+    ($shape:ident, $params:ident, $file:literal, $entry:literal, $waits:literal, $threads:expr, $defines:expr) => {
         // SAFETY: the fields are those of `Params` in the source file.
         unsafe impl KernelParams for $params {}
 
         impl KernelSpec for $shape {
             type Params = $params;
             const ENTRY: &'static str = $entry;
+            const WAITS: bool = $waits;
 
             fn unit(&self) -> Unit {
                 let defines: fn(&Self) -> Vec<(&'static str, usize)> = $defines;
@@ -117,6 +121,7 @@ kernel!(
     AddNormParams,
     "norm.cu",
     "add_rms_norm",
+    true,
     |shape| shape.hidden.div_ceil(8 * shape.items()).next_multiple_of(32) as u32,
     |shape| vec![("ITEMS", shape.items())]
 );
@@ -146,7 +151,7 @@ pub struct ActivationParams {
     pub width: i32,
 }
 
-kernel!(Activation, ActivationParams, "activation.cu", "swiglu", |_| 256, |_| Vec::new());
+kernel!(Activation, ActivationParams, "activation.cu", "swiglu", true, |_| 256, |_| Vec::new());
 
 /// Rows of the embedding; one CTA a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Measurements on a GPU: each figure beside the least time that its bytes or products need.
 
 pub mod decode;
+pub mod kernels;
 pub mod link;
 pub mod prefill;
 pub mod serve;

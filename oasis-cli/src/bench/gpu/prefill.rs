@@ -7,6 +7,7 @@ use crate::text::columns;
 use clap::Args;
 use oasis_core::executor::{DecodeRow, Executor, PrefillProgress};
 use oasis_core::ids::RequestId;
+use oasis_cuda::measure::kernels::TENSOR_FLOPS;
 use oasis_models::spec::DecoderSpec;
 use serde::Serialize;
 use std::io::Write;
@@ -49,9 +50,6 @@ struct Report {
     conditions: Conditions,
     points: Vec<Point>,
 }
-
-/// What cuBLAS reaches with large bf16 products on an H200.
-const TENSOR_FLOPS: f64 = 790e12;
 
 /// Measures and prints.
 ///
