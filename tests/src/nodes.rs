@@ -93,6 +93,7 @@ impl Setup {
             terms: self.terms(),
             lease: self.lease,
             wait: Duration::from_secs(20),
+            staging: None,
         };
         PrefillNode::start(self.executor(store.clone()), store, options).unwrap()
     }
@@ -104,6 +105,7 @@ impl Setup {
     pub fn decode(&self, peer: SocketAddr, transfer: TransferMode) -> Engine<DecodeExecutor> {
         let options = DecodeOptions {
             peer: PeerOptions { address: peer.to_string(), terms: self.terms(), layers: self.model.spec().layers },
+            ucx: None,
             transfer,
             prefill_timeout: Duration::from_secs(120),
         };

@@ -10,8 +10,9 @@ use oasis_core::ids::{BlockId, LayerId, RequestId, TokenId};
 use oasis_core::memory::KvStore;
 use oasis_models::cpu::CpuExecutor;
 use oasis_transport::remote::{
-    Arrived, BlockReader, NodeMetrics, PeerEvent, PeerOptions, PrefillPeer, RemoteStore, RequestTraffic,
+    Arrived, BlockReader, NodeMetrics, OneSidedReader, PeerEvent, PeerOptions, PrefillPeer, RemoteStore, RequestTraffic,
 };
+use oasis_ucx::Engine;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -40,6 +41,8 @@ pub enum TransferMode {
 pub struct DecodeOptions {
     /// The prefill node.
     pub peer: PeerOptions,
+    /// UCX, where blocks are read from the prefill node's memory; without it, they come as messages.
+    pub ucx: Option<Engine>,
     /// What crosses at admission.
     pub transfer: TransferMode,
     /// Most time from the submission of a prompt to its first token.
@@ -52,6 +55,8 @@ pub struct DecodeExecutor {
     cpu: CpuExecutor,
     store: Arc<RemoteStore>,
     peer: Arc<PrefillPeer>,
+    /// How blocks get here.
+    reader: Arc<dyn BlockReader>,
     transfer: TransferMode,
     prefill_timeout: Duration,
     /// Requests whose prompt is being read, or whose blocks are on their way.
@@ -96,9 +101,14 @@ impl DecodeExecutor {
         start: impl FnOnce(Arc<dyn KvStore>) -> anyhow::Result<CpuExecutor>,
     ) -> anyhow::Result<Self> {
         let io = IoThread::start("oasis-decode-io")?;
-        let DecodeOptions { peer, transfer, prefill_timeout } = options;
-        let peer = PrefillPeer::start(io.handle(), peer);
-        let store = Arc::new(RemoteStore::new(inner, peer.clone()));
+        let DecodeOptions { peer, ucx, transfer, prefill_timeout } = options;
+        let PeerOptions { address, terms, .. } = peer.clone();
+        let peer = PrefillPeer::start(io.handle(), peer, ucx.is_some());
+        let reader: Arc<dyn BlockReader> = match ucx {
+            None => peer.clone(),
+            Some(ucx) => Arc::new(OneSidedReader::new(peer.clone(), address, ucx, terms.timeout)?),
+        };
+        let store = Arc::new(RemoteStore::new(inner, reader.clone()));
         let cpu = start(store.clone())?;
         anyhow::ensure!(
             cpu.info().budget_blocks.is_some(),
@@ -108,6 +118,7 @@ impl DecodeExecutor {
             cpu,
             store,
             peer,
+            reader,
             transfer,
             prefill_timeout,
             arriving: BTreeMap::new(),
@@ -200,6 +211,7 @@ impl Executor for DecodeExecutor {
             geometry: self.cpu.info().geometry,
             transfer: self.transfer,
             store: self.store.clone(),
+            reader: self.reader.clone(),
         };
         let task = self.io.handle().spawn(task.run(events, reports)).abort_handle();
         let progress = PrefillProgress::Running { done: 0, total: self.cpu.info().geometry.layers * prompt_tokens };
@@ -262,7 +274,7 @@ impl Executor for DecodeExecutor {
         // The store tells the peer.
         self.cpu.release(request);
         if was_arriving {
-            self.peer.release(request);
+            self.reader.release(request);
         }
     }
 
@@ -278,6 +290,7 @@ struct Task {
     geometry: KvGeometry,
     transfer: TransferMode,
     store: Arc<RemoteStore>,
+    reader: Arc<dyn BlockReader>,
 }
 
 impl Task {
@@ -306,6 +319,7 @@ impl Task {
             return Err(format!("expected a state of {expected} tokens, found one of {}", state.position()));
         }
         let geometry = &self.geometry;
+        self.reader.granted(self.request, geometry.block_bytes(), arrived.lent.as_ref()).await?;
         self.store.grant(self.request, geometry.full_blocks(expected));
         let wanted = |(layer, state): (usize, &LayerHandOver)| {
             // What does not fit is refused when it is taken over.

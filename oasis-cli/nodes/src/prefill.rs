@@ -9,7 +9,7 @@ use oasis_core::geometry::KvGeometry;
 use oasis_core::ids::RequestId;
 use oasis_core::memory::{KvStore, StoreUsage};
 use oasis_models::cpu::CpuExecutor;
-use oasis_transport::remote::{Service, Terms, accept};
+use oasis_transport::remote::{Service, StagingPool, Terms, accept};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -31,6 +31,8 @@ pub struct PrefillOptions {
     pub lease: Duration,
     /// How long a prompt waits for room in the staging pool before it is refused.
     pub wait: Duration,
+    /// Registered memory in which the blocks of the node's store lie, where decode nodes may read them from it.
+    pub staging: Option<Arc<StagingPool>>,
 }
 
 /// What a prefill node holds now.

@@ -1,6 +1,6 @@
 //! Layers of configuration, merged with the origin of each value: defaults, file, environment, command line.
 
-use crate::config::{Config, ConfigError, DeviceConfig, EngineConfig, KvConfig, ModelConfig};
+use crate::config::{Config, ConfigError, DeviceConfig, EngineConfig, KvConfig, ModelConfig, NodesConfig};
 use crate::registry::{self, Role};
 use crate::sampling::SamplingParams;
 use serde::Serialize;
@@ -155,6 +155,7 @@ impl Resolved {
             store: sections.role(Role::Store, layers)?,
             device: sections.plain("device", layers, &DeviceConfig::default())?,
             engine: sections.plain("engine", layers, &EngineConfig::default())?,
+            nodes: sections.plain("nodes", layers, &NodesConfig::default())?,
             sampling: sections.plain("sampling", layers, &SamplingParams::default())?,
         };
         sections.check_names(layers)?;

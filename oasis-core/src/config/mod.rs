@@ -37,6 +37,8 @@ pub struct Config {
     pub device: DeviceConfig,
     /// How requests are batched.
     pub engine: EngineConfig,
+    /// How blocks cross between a prefill and a decode node.
+    pub nodes: NodesConfig,
     /// How tokens are chosen.
     pub sampling: SamplingParams,
 }
@@ -212,6 +214,38 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self { max_batch: 8, prefill_chunk: 0 }
     }
+}
+
+/// Section `[nodes]`: of a prefill and a decode node; a single node ignores it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NodesConfig {
+    /// What blocks cross over: `tcp`, `roce` or `ucx-tcp`.
+    pub transport: NodeTransport,
+    /// UCX's library, a path or a name; `auto` lets the dynamic linker search for `libucp.so.0`.
+    pub ucx_library: String,
+    /// RDMA adapter and port such as `mlx5_0:1`, several with commas, or the network interface of `ucx-tcp`; `auto` takes
+    /// any adapter, and loopback for `ucx-tcp`.
+    pub ucx_device: String,
+}
+
+impl Default for NodesConfig {
+    fn default() -> Self {
+        let auto = || "auto".to_owned();
+        Self { transport: NodeTransport::Tcp, ucx_library: auto(), ucx_device: auto() }
+    }
+}
+
+/// What blocks cross between nodes over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeTransport {
+    /// Messages of the nodes' own TCP session.
+    Tcp,
+    /// One-sided reads of an RDMA adapter, by UCX.
+    Roce,
+    /// One-sided reads that UCX emulates over TCP: for tests of the same code without an adapter.
+    UcxTcp,
 }
 
 impl Config {

@@ -1,6 +1,6 @@
 //! A JSON schema of the configuration, for editors.
 
-use crate::config::{DeviceConfig, EngineConfig, KvConfig, ModelConfig};
+use crate::config::{DeviceConfig, EngineConfig, KvConfig, ModelConfig, NodesConfig};
 use crate::registry::{self, Role};
 use crate::sampling::SamplingParams;
 use serde::Serialize;
@@ -16,6 +16,7 @@ pub fn json_schema() -> Value {
     }
     sections.insert("device".to_owned(), section(&DeviceConfig::default()));
     sections.insert("engine".to_owned(), section(&EngineConfig::default()));
+    sections.insert("nodes".to_owned(), section(&NodesConfig::default()));
     sections.insert("sampling".to_owned(), section(&SamplingParams::default()));
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",

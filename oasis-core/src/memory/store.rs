@@ -36,6 +36,12 @@ pub trait HostBytes: Send + Sync {
     fn bytes(&self) -> &[u8];
 }
 
+impl HostBytes for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
 /// One entry in host memory.
 #[derive(Clone)]
 pub struct HostEntry {
@@ -49,6 +55,13 @@ impl HostEntry {
     /// Bytes of the entry.
     pub fn bytes(&self) -> &[u8] {
         &self.memory.bytes()[self.range.clone()]
+    }
+}
+
+impl From<Vec<u8>> for HostEntry {
+    /// All of `memory`.
+    fn from(memory: Vec<u8>) -> Self {
+        Self { range: 0..memory.len(), memory: Arc::new(memory) }
     }
 }
 

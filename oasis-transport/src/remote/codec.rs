@@ -62,6 +62,12 @@ impl Writer {
         values.for_each(|value| self.u32(value));
     }
 
+    pub fn u64s(&mut self, values: &[u64]) {
+        self.count(values.len());
+        self.0.reserve(size_of_val(values));
+        values.iter().for_each(|&value| self.u64(value));
+    }
+
     pub fn f32s(&mut self, values: &[f32]) {
         self.u32s(values.iter().map(|value| value.to_bits()));
     }

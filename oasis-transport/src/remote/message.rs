@@ -1,13 +1,14 @@
 //! What nodes say to each other.
 
 use super::codec::{Reader, WireError, Writer};
+use super::one_sided::Places;
 use oasis_core::hand_over::{DraftHandOver, HandOver, LayerHandOver};
 use oasis_core::ids::{BlockId, LayerId, SlotId, Step};
 use oasis_core::sampling::SamplingParams;
 use oasis_core::working_set::HeldSlot;
 
 /// Number of this protocol; both ends must speak the same.
-pub const WIRE_VERSION: u32 = 1;
+pub const WIRE_VERSION: u32 = 2;
 
 /// First bytes of a session.
 const MAGIC: &[u8; 8] = b"OASISKV\n";
@@ -202,6 +203,20 @@ pub enum Message {
         /// What it cost.
         metrics: NodeMetrics,
     },
+    /// To a prefill node: this session reads blocks from its memory, so it wants to know the pool, and where blocks lie.
+    OpenPool,
+    /// From a prefill node: its staging pool.
+    Pool {
+        /// What `oasis_ucx::Descriptor` encodes.
+        descriptor: Vec<u8>,
+    },
+    /// From a prefill node, after [`Message::Admitted`] where the session has opened the pool: where the blocks lie.
+    Places {
+        /// Request.
+        request: u64,
+        /// Its blocks.
+        places: Places,
+    },
 }
 
 /// Takes the layers out of a state, to be sent one by one.
@@ -227,6 +242,9 @@ impl Message {
             Self::Blocks { .. } => "blocks",
             Self::Renew { .. } => "renew",
             Self::Release { .. } => "release",
+            Self::OpenPool => "open pool",
+            Self::Pool { .. } => "pool",
+            Self::Places { .. } => "places",
             Self::Generate { .. } => "generate",
             Self::Token { .. } => "token",
             Self::Finished { .. } => "finished",
@@ -345,6 +363,16 @@ impl Message {
                 w.u8(u8::from(*stopped));
                 metrics.values().into_iter().for_each(|value| w.u64(value));
             }
+            Self::OpenPool => w.u8(17),
+            Self::Pool { descriptor } => {
+                w.u8(18);
+                w.bytes(descriptor);
+            }
+            Self::Places { request, places } => {
+                w.u8(19);
+                w.u64(*request);
+                places.write(&mut w);
+            }
         }
         w.0
     }
@@ -421,7 +449,10 @@ impl Message {
                 }
                 Self::Finished { stopped, metrics }
             }
-            other => return Err(WireError::new("a kind of message from 1 to 16", other)),
+            17 => Self::OpenPool,
+            18 => Self::Pool { descriptor: r.bytes()?.to_vec() },
+            19 => Self::Places { request: r.u64()?, places: Places::read(&mut r)? },
+            other => return Err(WireError::new("a kind of message from 1 to 19", other)),
         };
         r.end()?;
         Ok(message)

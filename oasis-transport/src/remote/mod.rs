@@ -1,11 +1,13 @@
 //! Between nodes: messages, authenticated sessions, and a store whose blocks are read from the node that has them.
 //!
 //! A *prefill node* reads prompts and keeps their KV in its store, the staging pool. A *decode node* takes a request over
-//! with its state, and reads blocks from the staging pool when it first needs them. Control messages and, so far, blocks
-//! travel over TCP; [`BlockReader`] is the part of it that another transport would replace.
+//! with its state, and reads blocks from the staging pool when it first needs them. Control messages
+//! travel over TCP; how blocks get to the decode node is a [`BlockReader`]: by messages of the session, or by one-sided reads
+//! of the staging pool over UCX ([`OneSidedReader`]).
 
 mod codec;
 mod message;
+mod one_sided;
 mod peer;
 mod secret;
 mod session;
@@ -13,7 +15,8 @@ mod store;
 
 pub use codec::WireError;
 pub use message::{BlockRead, Fact, Message, NodeMetrics, PartResult, Service, WIRE_VERSION, split_hand_over};
-pub use peer::{Arrived, PeerEvent, PeerOptions, PrefillPeer};
+pub use one_sided::{Lending, OneSidedReader, Places, StagingPool, open_ucx, ucx_settings};
+pub use peer::{Arrived, Lent, PeerEvent, PeerOptions, PrefillPeer};
 pub use secret::Secret;
 pub use session::{Received, Session, SessionError, Terms, accept, connect};
-pub use store::{BlockReader, MAX_READ_BYTES, RemoteStore, RequestTraffic};
+pub use store::{BlockReader, MAX_READ_BYTES, ReadResult, RemoteStore, RequestTraffic};

@@ -1,11 +1,13 @@
 //! The decode node's end: one session with a prefill node, shared by all requests.
 
 use super::message::{BlockRead, Message, PartResult, Service};
+use super::one_sided::Places;
 use super::session::{Session, SessionError, Terms, connect};
-use super::store::BlockReader;
+use super::store::{BlockReader, ReadResult};
 use async_trait::async_trait;
 use oasis_core::hand_over::{HandOver, LayerHandOver};
 use oasis_core::ids::{RequestId, TokenId};
+use oasis_core::memory::HostEntry;
 use oasis_core::sampling::SamplingParams;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -24,6 +26,15 @@ pub struct PeerOptions {
     pub layers: usize,
 }
 
+/// Where blocks of a request lie in the memory of the node that lends them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lent {
+    /// The node's staging pool, as `oasis_ucx::Descriptor` encodes it.
+    pub pool: Arc<[u8]>,
+    /// The blocks in it.
+    pub places: Places,
+}
+
 /// A request that can be taken over.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Arrived {
@@ -31,6 +42,8 @@ pub struct Arrived {
     pub first: TokenId,
     /// Second token and the state after it; `None` where one token was asked for.
     pub second: Option<(TokenId, HandOver)>,
+    /// Where its blocks lie; always there with a second token where the peer was asked for places.
+    pub lent: Option<Lent>,
     /// Bytes of the messages that brought it.
     pub bytes: u64,
 }
@@ -72,10 +85,11 @@ enum Command {
 }
 
 impl PrefillPeer {
-    /// A peer whose session is served on `runtime`, which needs time and I/O. It ends with the last handle.
-    pub fn start(runtime: &tokio::runtime::Handle, options: PeerOptions) -> Arc<Self> {
+    /// A peer whose session is served on `runtime`, which needs time and I/O. It ends with the last handle. With
+    /// `wants_places` blocks are read from the node's memory, and it has to say where they lie.
+    pub fn start(runtime: &tokio::runtime::Handle, options: PeerOptions, wants_places: bool) -> Arc<Self> {
         let (commands, receiver) = mpsc::unbounded_channel();
-        runtime.spawn(Actor::new(options).run(receiver));
+        runtime.spawn(Actor::new(options, wants_places).run(receiver));
         Arc::new(Self { commands })
     }
 
@@ -97,11 +111,12 @@ impl PrefillPeer {
 
 #[async_trait]
 impl BlockReader for PrefillPeer {
-    async fn read(&self, parts: Vec<BlockRead>) -> Vec<PartResult> {
+    async fn read(&self, parts: Vec<BlockRead>) -> Vec<ReadResult> {
         let count = parts.len();
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Read { parts, reply });
-        answer.await.unwrap_or_else(|_| vec![Err("the node is shutting down".to_owned()); count])
+        let answers = answer.await.unwrap_or_else(|_| vec![Err("the node is shutting down".to_owned()); count]);
+        answers.into_iter().map(|answer| answer.map(HostEntry::from)).collect()
     }
 
     fn release(&self, request: RequestId) {
@@ -135,7 +150,10 @@ enum Next {
 
 struct Actor {
     options: PeerOptions,
+    wants_places: bool,
     session: Option<Session>,
+    /// Staging pool of the session's node.
+    pool: Option<Arc<[u8]>>,
     reading: BTreeMap<u64, Reading>,
     /// Requests whose blocks may be read, or why they may no more.
     granted: HashMap<u64, Result<(), String>>,
@@ -146,11 +164,13 @@ struct Actor {
 }
 
 impl Actor {
-    fn new(options: PeerOptions) -> Self {
+    fn new(options: PeerOptions, wants_places: bool) -> Self {
         let renew_every = Duration::from_secs(3600);
         Self {
             options,
+            wants_places,
             session: None,
+            pool: None,
             reading: BTreeMap::new(),
             granted: HashMap::new(),
             reads: BTreeMap::new(),
@@ -225,7 +245,12 @@ impl Actor {
         let Job { request, prompt, max_new_tokens, sampling, events } = job;
         if self.session.is_none() {
             match connect(&self.options.address, Service::Prefill, &self.options.terms).await {
-                Ok(session) => self.session = Some(session),
+                Ok(session) => {
+                    self.session = Some(session);
+                    if self.wants_places {
+                        self.post(&Message::OpenPool)?;
+                    }
+                }
                 Err(error) => {
                     // The request is over before it began; there is no session to lose.
                     let _ = events.send(PeerEvent::Failed(self.complaint(&error)));
@@ -278,10 +303,13 @@ impl Actor {
                 if let Some(reading) = self.reading.get_mut(&request) {
                     let second = second.map(|(token, state)| (TokenId(token), state));
                     reading.deadline = patience;
-                    reading.arrived = Some(Box::new(Arrived { first: TokenId(first), second, bytes }));
+                    let lent = None;
+                    reading.arrived = Some(Box::new(Arrived { first: TokenId(first), second, lent, bytes }));
                 }
                 self.finish(request);
             }
+            Message::Pool { descriptor } => self.pool = Some(descriptor.into()),
+            Message::Places { request, places } => self.take_places(request, places, bytes)?,
             Message::Layer { request, layer } => {
                 self.take_layer(request, layer, bytes)?;
                 self.finish(request);
@@ -323,10 +351,25 @@ impl Actor {
         }
     }
 
+    fn take_places(&mut self, request: u64, places: Places, bytes: u64) -> Result<(), SessionError> {
+        // Of a request that was released meanwhile.
+        let Some(reading) = self.reading.get_mut(&request) else { return Ok(()) };
+        match (reading.arrived.as_deref_mut(), &self.pool) {
+            (Some(Arrived { second: Some(_), lent: lent @ None, bytes: all, .. }), Some(pool)) => {
+                *lent = Some(Lent { pool: pool.clone(), places });
+                *all += bytes;
+                self.finish(request);
+                Ok(())
+            }
+            _ => Err(SessionError::Unexpected { expected: "places of a request that has none", found: "places" }),
+        }
+    }
+
     /// Reports a request of which everything is there.
     fn finish(&mut self, request: u64) {
         let is_complete = |arrived: &Arrived| {
-            arrived.second.as_ref().is_none_or(|(_, state)| state.layers.len() == self.options.layers)
+            let is_lent = arrived.lent.is_some() || !self.wants_places;
+            arrived.second.as_ref().is_none_or(|(_, state)| state.layers.len() == self.options.layers && is_lent)
         };
         if !self.reading.get(&request).and_then(|r| r.arrived.as_deref()).is_some_and(is_complete) {
             return;
@@ -367,6 +410,7 @@ impl Actor {
         if self.session.take().is_none() {
             return;
         }
+        self.pool = None;
         let reason = self.complaint(error);
         tracing::warn!("{reason}");
         for reading in std::mem::take(&mut self.reading).into_values() {

@@ -1,11 +1,12 @@
 //! A store whose blocks of the prompt lie on another node until they are needed.
 
-use super::message::{BlockRead, PartResult};
+use super::message::BlockRead;
+use super::peer::Lent;
 use async_trait::async_trait;
 use oasis_core::geometry::KvGeometry;
 use oasis_core::ids::{BlockId, LayerId, RequestId};
 use oasis_core::memory::{
-    BlockWrite, EntryKey, FetchedEntries, KvStore, Reservation, StoreError, StoreMetrics, StoreUsage,
+    BlockWrite, EntryKey, FetchedEntries, HostEntry, KvStore, Reservation, StoreError, StoreMetrics, StoreUsage,
 };
 use oasis_core::working_set::BlockSet;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,14 +19,26 @@ pub const MAX_READ_BYTES: usize = 8 << 20;
 /// Reads of one admission in flight.
 const READS_AHEAD: usize = 4;
 
-/// Reads blocks from the node that granted them: the part of a peer that a transport with one-sided reads replaces.
+/// Answer to one [`BlockRead`]: memory with the bytes `[blocks][kv_heads][entry]`, or why there are none.
+pub type ReadResult = Result<HostEntry, String>;
+
+/// How the bytes of granted blocks get here from the node that has them.
 ///
 /// Obligations: an answer comes within the reader's own deadline; after it, no byte is written to memory that the answer
 /// did not bring.
 #[async_trait]
 pub trait BlockReader: Send + Sync {
+    /// Blocks of `block_bytes` bytes of a request have been granted; `lent` says where they lie, where the node has said so.
+    ///
+    /// # Errors
+    /// Why they cannot be read.
+    async fn granted(&self, request: RequestId, block_bytes: usize, lent: Option<&Lent>) -> Result<(), String> {
+        let _ = (request, block_bytes, lent);
+        Ok(())
+    }
+
     /// Reads blocks, all parts in one batch; one answer a part.
-    async fn read(&self, parts: Vec<BlockRead>) -> Vec<PartResult>;
+    async fn read(&self, parts: Vec<BlockRead>) -> Vec<ReadResult>;
 
     /// Tells the node that a request needs its blocks no more.
     fn release(&self, request: RequestId);
@@ -190,7 +203,7 @@ impl RemoteStore {
             }
             for (part, answer) in parts.into_iter().zip(answers) {
                 let taken = match answer {
-                    Ok(bytes) => self.take(&part, &bytes, &count).await,
+                    Ok(arrived) => self.take(&part, arrived.bytes(), &count).await,
                     Err(reason) => Err(failed(reason)),
                 };
                 if result.is_ok() {

@@ -1,13 +1,13 @@
 //! `dram`: blocks in host memory.
 
 use super::rules::{self, unreserved};
-use crate::slab::{Block, Slab};
+use crate::slab::Slab;
 use async_trait::async_trait;
 use oasis_core::config::Bytes;
 use oasis_core::geometry::KvGeometry;
 use oasis_core::ids::{BlockId, LayerId, RequestId};
 use oasis_core::memory::{
-    BlockWrite, EntryKey, FetchedEntries, HostEntry, KvStore, Reservation, StoreError, StoreSpec, StoreUsage,
+    BlockWrite, EntryKey, FetchedEntries, HostBytes, HostEntry, KvStore, Reservation, StoreError, StoreSpec, StoreUsage,
 };
 use oasis_core::policy::SpecError;
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ oasis_core::register! {
                 return Err(SpecError::new("capacity", "a size above 0", 0)
                     .hint("every block of every request is kept here; 8GiB is the default"));
             }
-            Ok(Arc::new(DramStore { capacity, slab: Slab::new(capacity), state: RwLock::default() }))
+            Ok(in_memory(capacity, Arc::new(Slab::new(capacity))))
         }
 
         fn host_memory(&self) -> Option<u64> {
@@ -49,9 +49,26 @@ oasis_core::register! {
     }
 }
 
+/// Where blocks get their memory.
+pub(crate) trait BlockMemory: Send + Sync {
+    /// A copy of `bytes`, aligned to 64 bytes; `None` when there is no room for it.
+    fn copy(&self, bytes: &[u8]) -> Option<Arc<dyn HostBytes>>;
+}
+
+impl BlockMemory for Arc<Slab> {
+    fn copy(&self, bytes: &[u8]) -> Option<Arc<dyn HostBytes>> {
+        Some(Arc::new(self.block(bytes)))
+    }
+}
+
+/// A store whose blocks lie in `memory`, reservations adding up to at most `capacity` bytes.
+pub(crate) fn in_memory(capacity: u64, memory: Arc<dyn BlockMemory>) -> Arc<dyn KvStore> {
+    Arc::new(DramStore { capacity, memory, state: RwLock::default() })
+}
+
 struct DramStore {
     capacity: u64,
-    slab: Arc<Slab>,
+    memory: Arc<dyn BlockMemory>,
     state: RwLock<State>,
 }
 
@@ -73,7 +90,7 @@ struct Reserved {
     /// Bytes set aside.
     bytes: u64,
     /// Blocks written.
-    written: HashMap<(LayerId, BlockId), Arc<Block>>,
+    written: HashMap<(LayerId, BlockId), Arc<dyn HostBytes>>,
 }
 
 impl Reserved {
@@ -135,7 +152,11 @@ impl KvStore for DramStore {
             reserved.generation
         };
         // Copied without the lock: reads go on meanwhile.
-        let copies: Vec<_> = blocks.iter().map(|w| (w.block, Arc::new(self.slab.block(w.bytes)))).collect();
+        let copies = blocks.iter().map(|write| Some((write.block, self.memory.copy(write.bytes)?)));
+        let copies: Vec<_> = copies.collect::<Option<_>>().ok_or_else(|| StoreError::Medium {
+            operation: "keep blocks in registered memory",
+            problem: "no room: entries of requests that have ended are still lent out".to_owned(),
+        })?;
 
         let mut state = self.write();
         // The request may have been released meanwhile, or another put of the same block may have come first.

@@ -8,6 +8,7 @@ mod ssd;
 mod tiered;
 
 pub use dram::Dram;
+pub(crate) use dram::{BlockMemory, in_memory};
 #[cfg(unix)]
 pub use ssd::{Leftover, Ssd, SsdIo, SsdStore};
 pub use tiered::Tiered;

@@ -85,6 +85,12 @@ impl Drop for Handle {
     }
 }
 
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("version", &self.version()).finish_non_exhaustive()
+    }
+}
+
 impl Engine {
     /// Opens UCX and starts a thread for it.
     ///
@@ -186,12 +192,15 @@ impl Engine {
         answer.await.map_err(|_| ReadError::Stopped)?
     }
 
-    /// Closes the connection by force and forgets the peer; reads in flight fail. Returns when it is closed.
-    pub async fn close(&self, peer: Peer) {
+    /// Closes the connection by force and forgets the peer; reads in flight fail. The returned future waits until it is
+    /// closed.
+    pub fn close(&self, peer: Peer) -> impl Future<Output = ()> + use<> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Close { peer: peer.id, reply });
-        // An engine that has ended has closed everything.
-        let _ = answer.await;
+        async move {
+            // An engine that has ended has closed everything.
+            let _ = answer.await;
+        }
     }
 }
 

@@ -167,11 +167,11 @@ impl Word {
         self.0.offset()
     }
 
-    /// Changes it: whoever reads later sees this value, or a later one.
+    /// Changes it, little-endian: whoever reads later sees this value, or a later one.
     pub fn set(&self, value: u64) {
         // SAFETY: eight bytes at a multiple of ALIGN that live as long as `self` and are only ever used as this number.
         let word = unsafe { AtomicU64::from_ptr(self.0.pointer().cast()) };
-        word.store(value, Ordering::SeqCst);
+        word.store(value.to_le(), Ordering::SeqCst);
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
         }
         assert!(buffers.iter().enumerate().all(|(index, buffer)| buffer.bytes() == [index as u8; ALIGN]));
         let word = Word::new(buffers.remove(0), 0x0102);
-        assert_eq!(word.0.bytes()[..8], 0x0102_u64.to_ne_bytes());
+        assert_eq!(word.0.bytes()[..8], 0x0102_u64.to_le_bytes());
         drop((word, buffers));
         assert_eq!(region.used(), 0);
     }

@@ -174,7 +174,7 @@ fn scattered_blocks_arrive_where_they_belong() {
             owner.set_epoch(value);
             let segment = Segment { local: 0, remote: owner.epoch, len: 8 };
             let buffer = reader.read(peer, vec![segment], LIMIT).await.unwrap();
-            assert_eq!(buffer.bytes(), value.to_ne_bytes());
+            assert_eq!(buffer.bytes(), value.to_le_bytes());
         }
         assert_eq!(reader.landing.used(), 0);
         let nothing = reader.read(peer, Vec::new(), LIMIT).await.unwrap();

@@ -143,6 +143,7 @@ fn other_addresses_than_loopback_need_a_secret() {
         terms: setup.terms(),
         lease: setup.lease,
         wait: Duration::from_secs(1),
+        staging: None,
     };
     let error = PrefillNode::start(setup.executor(store.clone()), store, options).err().expect("a refusal");
     assert!(error.to_string().contains("expected a shared secret"), "{error}");

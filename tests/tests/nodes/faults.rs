@@ -166,6 +166,7 @@ fn a_prefill_node_that_dies_ends_its_requests_and_its_successor_serves_new_ones(
                 terms: setup.terms(),
                 lease: setup.lease,
                 wait: Duration::from_secs(1),
+                staging: None,
             };
             let successor = PrefillNode::start(setup.executor(store.clone()), store, options).unwrap();
             assert_eq!(run(&mut decode, &requests(), |_, _, _| ()).1, expected);

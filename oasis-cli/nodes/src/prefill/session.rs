@@ -4,7 +4,9 @@ use super::worker::{Job, JobState, Outcome, Reply, Second};
 use super::{Counted, Shared, Staged};
 use crate::reads::{self, Granted};
 use oasis_core::ids::TokenId;
-use oasis_transport::remote::{BlockRead, MAX_READ_BYTES, Message, PartResult, Session, SessionError, split_hand_over};
+use oasis_transport::remote::{
+    BlockRead, Lending, MAX_READ_BYTES, Message, PartResult, Session, SessionError, split_hand_over,
+};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -31,6 +33,8 @@ impl Drop for Running {
 
 /// Blocks that this session may read.
 struct Grant {
+    /// Where it reads them from memory itself; ended before the blocks are.
+    _lending: Option<Lending>,
     staged: Staged,
     blocks: usize,
     expires: Instant,
@@ -43,6 +47,8 @@ struct Peer {
     outcomes: UnboundedSender<(u64, Outcome)>,
     running: HashMap<u64, Running>,
     grants: HashMap<u64, Grant>,
+    /// The session reads blocks from memory itself.
+    is_one_sided: bool,
     /// Requests that ended before their decode node said so, and why.
     gone: VecDeque<(u64, String)>,
 }
@@ -56,7 +62,7 @@ pub async fn run(shared: Arc<Shared>, session: Session, jobs: mpsc::Sender<Job>,
     let mut tick = interval(shortest.clamp(Duration::from_millis(1), SIGN_OF_LIFE));
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (running, grants, gone) = (HashMap::new(), HashMap::new(), VecDeque::new());
-    let mut peer = Peer { shared, session, jobs, outcomes, running, grants, gone };
+    let mut peer = Peer { shared, session, jobs, outcomes, running, grants, is_one_sided: false, gone };
     loop {
         let done = tokio::select! {
             received = peer.session.next() => match received {
@@ -105,6 +111,18 @@ impl Peer {
                 let _ = self.jobs.send(job);
                 Ok(())
             }
+            Message::OpenPool => match &self.shared.options.staging {
+                Some(staging) => {
+                    self.is_one_sided = true;
+                    self.session.post(&Message::Pool { descriptor: staging.descriptor() }).map(drop)
+                }
+                None => self.refuse(
+                    0,
+                    "nodes.transport: expected blocks as messages (tcp), found a decode node that reads memory; both \
+                     nodes need the same"
+                        .to_owned(),
+                ),
+            },
             Message::Read { id, parts } => self.read(id, parts).await,
             Message::Renew { requests } => {
                 requests.iter().for_each(|request| self.renew(*request));
@@ -166,10 +184,19 @@ impl Peer {
             Outcome::Read { first, second: Some(second) } => {
                 let Second { token, state, staged } = *second;
                 let blocks = self.shared.geometry.full_blocks(state.position());
-                self.grants.insert(request, Grant { staged, blocks, expires: Instant::now() + lease });
+                let lending = match self.lend(&staged, blocks).await {
+                    Ok(lending) => lending,
+                    Err(problem) => return self.refuse(request, problem),
+                };
+                let places = lending.as_ref().map(|lending| lending.places().clone());
+                let expires = Instant::now() + lease;
+                self.grants.insert(request, Grant { _lending: lending, staged, blocks, expires });
                 let (state, layers) = split_hand_over(state);
                 let second = Some((token.0, state));
                 self.session.send(&Message::Admitted { request, first: first.0, second, lease_ms }).await?;
+                if let Some(places) = places {
+                    self.session.send(&Message::Places { request, places }).await?;
+                }
                 for layer in layers {
                     self.session.send(&Message::Layer { request, layer }).await?;
                 }
@@ -177,6 +204,14 @@ impl Peer {
                 Ok(())
             }
         }
+    }
+
+    /// Lends blocks where the session reads them itself.
+    async fn lend(&self, staged: &Staged, blocks: usize) -> Result<Option<Lending>, String> {
+        let Some(staging) = self.shared.options.staging.as_ref().filter(|_| self.is_one_sided) else { return Ok(None) };
+        let Shared { store, geometry, .. } = &*self.shared;
+        let lending = staging.lend(&**store, staged.request, geometry, blocks).await;
+        lending.map(Some).map_err(|error| error.to_string())
     }
 
     /// Says that prompts are still being read, and ends leases.

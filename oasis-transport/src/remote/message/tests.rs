@@ -52,7 +52,7 @@ fn state(random: &mut Random) -> HandOver {
     }
 }
 
-/// A message of the given kind, 1 to 16.
+/// A message of the given kind, 1 to 19.
 fn message(random: &mut Random, kind: usize) -> Message {
     let request = random.any();
     match kind {
@@ -110,14 +110,21 @@ fn message(random: &mut Random, kind: usize) -> Message {
             metrics.values_mut().into_iter().for_each(|value| *value = random.any());
             Message::Finished { stopped: random.any(), metrics }
         }
-        _ => unreachable!("sixteen kinds"),
+        17 => Message::OpenPool,
+        18 => Message::Pool { descriptor: (0..random.below(90)).map(|_| random.any()).collect() },
+        19 => {
+            let layers = (0..random.below(4)).map(|_| (0..random.below(9)).map(|_| random.any()).collect());
+            let layers = layers.collect();
+            Message::Places { request, places: Places { epoch: random.any(), epoch_at: random.any(), layers } }
+        }
+        _ => unreachable!("nineteen kinds"),
     }
 }
 
 #[test]
 fn every_message_reads_as_it_was_written() {
     for_all(300, |random| {
-        for kind in 1..=16 {
+        for kind in 1..=19 {
             let message = message(random, kind);
             let bytes = message.encode();
             assert_eq!(bytes[0] as usize, kind, "{}", message.name());
@@ -129,7 +136,7 @@ fn every_message_reads_as_it_was_written() {
 #[test]
 fn a_message_that_is_cut_anywhere_or_goes_on_is_refused() {
     for_all(40, |random| {
-        for kind in 1..=16 {
+        for kind in 1..=19 {
             let mut bytes = message(random, kind).encode();
             for end in 0..bytes.len() {
                 Message::decode(&bytes[..end]).expect_err("a message without its end");
@@ -143,7 +150,7 @@ fn a_message_that_is_cut_anywhere_or_goes_on_is_refused() {
 #[test]
 fn changed_and_random_bytes_are_read_or_refused_and_nothing_else() {
     for_all(fuzz_cases(500), |random| {
-        for kind in 1..=16 {
+        for kind in 1..=19 {
             let mut bytes = message(random, kind).encode();
             for _ in 0..random.within(1, 4) {
                 let at = random.below(bytes.len());

@@ -25,7 +25,7 @@ fn block_bytes(part: &BlockRead, block: BlockId) -> Vec<u8> {
 
 #[async_trait]
 impl BlockReader for Blocks {
-    async fn read(&self, parts: Vec<BlockRead>) -> Vec<PartResult> {
+    async fn read(&self, parts: Vec<BlockRead>) -> Vec<ReadResult> {
         self.reads.lock().unwrap().push(parts.clone());
         let answer = |part: &BlockRead| {
             if self.refused.contains(&part.request) {
@@ -33,7 +33,7 @@ impl BlockReader for Blocks {
             }
             let mut bytes: Vec<u8> = part.blocks.iter().flat_map(|&block| block_bytes(part, block)).collect();
             bytes.truncate(bytes.len() - self.short);
-            Ok(bytes)
+            Ok(HostEntry::from(bytes))
         };
         parts.iter().map(answer).collect()
     }
