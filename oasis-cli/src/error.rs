@@ -74,6 +74,12 @@ impl From<CudaUnavailable> for CliError {
     }
 }
 
+impl From<oasis_ucx::Unavailable> for CliError {
+    fn from(error: oasis_ucx::Unavailable) -> Self {
+        Self::Input(error.to_string())
+    }
+}
+
 impl From<DeviceError> for CliError {
     fn from(error: DeviceError) -> Self {
         Self::Failure(error.to_string())

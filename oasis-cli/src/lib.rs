@@ -22,6 +22,7 @@ mod commands;
 mod env;
 mod error;
 mod eval;
+mod fabric;
 mod generate;
 mod hub;
 mod interrupt;
@@ -53,6 +54,8 @@ pub fn command() -> clap::Command {
 /// The exit code is 0 when all is well, 1 when the work failed, 2 when the input was wrong (arguments, configuration,
 /// files) and 130 after Ctrl-C.
 pub fn main() -> ExitCode {
+    // Only now is there but one thread.
+    oasis_ucx::prepare_environment();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

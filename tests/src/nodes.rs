@@ -8,8 +8,9 @@ use oasis_core::memory::{KvStore, StoreSpec};
 use oasis_core::pipeline::Tracer;
 use oasis_models::cpu::{CpuExecutor, CpuModel, CpuOptions, Residency, SparseParts};
 use oasis_nodes::{DecodeExecutor, DecodeOptions, PrefillNode, PrefillOptions, TransferMode, node_facts};
-use oasis_transport::remote::{PeerOptions, Secret, Terms};
+use oasis_transport::remote::{PeerOptions, Secret, StagingPool, Terms};
 use oasis_transport::stores::Dram;
+use oasis_ucx::{Search, Settings, Wire};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,6 +36,23 @@ pub struct Setup {
     pub staging: u64,
     /// Shared secret.
     pub secret: String,
+    /// Blocks are read from the prefill node's memory, by UCX over TCP.
+    pub ucx: bool,
+}
+
+/// Whether there is UCX; said aloud, where it is missing.
+///
+/// # Panics
+/// When it is missing and `OASIS_REQUIRE_UCX` is set, as where it has been installed.
+pub fn has_ucx() -> bool {
+    match Search::default().version() {
+        Ok(_) => true,
+        Err(error) => {
+            assert!(std::env::var_os("OASIS_REQUIRE_UCX").is_none(), "{error}");
+            eprintln!("SKIPPED, UCX is missing: {error}");
+            false
+        }
+    }
 }
 
 impl Setup {
@@ -49,7 +67,13 @@ impl Setup {
             lease: Duration::from_secs(20),
             staging: 1 << 30,
             secret: String::new(),
+            ucx: false,
         }
+    }
+
+    fn ucx(&self) -> Option<oasis_ucx::Engine> {
+        let settings = Settings { search: Search::default(), wire: Wire::Tcp, device: None };
+        self.ucx.then(|| oasis_ucx::Engine::start(&settings).unwrap())
     }
 
     fn parts(&self) -> SparseParts {
@@ -87,13 +111,17 @@ impl Setup {
     /// # Panics
     /// When it cannot be started.
     pub fn prefill(&self) -> PrefillNode {
-        let store = Dram { capacity: oasis_core::config::Bytes(self.staging) }.build().unwrap();
+        let staging = self.ucx().map(|engine| StagingPool::start(engine, self.staging).unwrap());
+        let store = match &staging {
+            None => Dram { capacity: oasis_core::config::Bytes(self.staging) }.build().unwrap(),
+            Some(staging) => staging.store(),
+        };
         let options = PrefillOptions {
             listen: "127.0.0.1:0".to_owned(),
             terms: self.terms(),
             lease: self.lease,
             wait: Duration::from_secs(20),
-            staging: None,
+            staging,
         };
         PrefillNode::start(self.executor(store.clone()), store, options).unwrap()
     }
@@ -105,7 +133,7 @@ impl Setup {
     pub fn decode(&self, peer: SocketAddr, transfer: TransferMode) -> Engine<DecodeExecutor> {
         let options = DecodeOptions {
             peer: PeerOptions { address: peer.to_string(), terms: self.terms(), layers: self.model.spec().layers },
-            ucx: None,
+            ucx: self.ucx(),
             transfer,
             prefill_timeout: Duration::from_secs(120),
         };
@@ -179,7 +207,8 @@ pub fn assert_idle(prefill: &PrefillNode, decode: &DecodeExecutor) {
     eventually("the prefill node holds nothing", || {
         let status = prefill.status();
         let store = status.store;
-        (status.jobs, status.granted, store.used, store.reserved, store.requests) == (0, 0, 0, 0, 0)
+        let kept = (store.used, store.reserved, store.requests, status.registered);
+        (status.jobs, status.granted, kept) == (0, 0, (0, 0, 0, 0))
     });
 }
 

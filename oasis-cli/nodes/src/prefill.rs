@@ -48,6 +48,8 @@ pub struct PrefillStatus {
     pub blocks_sent: u64,
     /// The staging pool.
     pub store: StoreUsage,
+    /// Bytes in use of registered memory, where blocks lie in it.
+    pub registered: usize,
 }
 
 /// A prefill node that serves until it is dropped.
@@ -152,6 +154,7 @@ impl PrefillNode {
             granted: granted.load(Ordering::SeqCst),
             blocks_sent: blocks_sent.load(Ordering::SeqCst),
             store: self.shared.store.usage(),
+            registered: self.shared.options.staging.as_ref().map_or(0, |staging| staging.used()),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::args::GlobalArgs;
 use crate::error::CliResult;
+use crate::fabric::Fabric;
 use crate::machine::{self, Machine};
 use crate::{env, hub, settings, text};
 use clap::Args;
@@ -29,6 +30,8 @@ struct Findings {
     cuda: CudaProbe,
     /// Measured, where the first device can be used.
     ceilings: Option<Ceilings>,
+    /// What blocks can cross between nodes over.
+    nodes: Fabric,
     config: ConfigFindings,
     plugins: Vec<(&'static str, usize)>,
     models: ModelFindings,
@@ -73,9 +76,11 @@ pub fn run(args: &DoctorArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRe
 }
 
 fn examine(global: &GlobalArgs) -> Findings {
+    let resolved = settings::resolve(global, Vec::new());
+    let nodes = Fabric::examine(&resolved.as_ref().map(|r| r.config.nodes.clone()).unwrap_or_default());
     let config = ConfigFindings {
         file: settings::config_file(global).map(|path| path.display().to_string()),
-        problem: settings::resolve(global, Vec::new()).err().and_then(|e| e.text().map(str::to_owned)),
+        problem: resolved.err().and_then(|e| e.text().map(str::to_owned)),
     };
     let cache = env::hub_cache();
     let models = ModelFindings {
@@ -93,6 +98,7 @@ fn examine(global: &GlobalArgs) -> Findings {
         machine: machine::examine(),
         cuda,
         ceilings,
+        nodes,
         config,
         plugins: Role::ALL.map(|role| (role.section(), plugins.iter().filter(|p| p.role == role).count())).to_vec(),
         models,
@@ -125,6 +131,7 @@ fn advise(found: &Findings) -> Vec<String> {
     if found.models.cache.is_none() {
         advice.push(format!("There is no home folder: set {} to a folder for downloaded models.", env::HF_HUB_CACHE));
     }
+    advice.extend(found.nodes.problem.clone());
     if let Err(cuda) = CudaUnavailable::check(&found.cuda, 0) {
         advice.push(format!("No CUDA: expected {}, found {}.\n  hint: {}", cuda.expected, cuda.found, cuda.hint));
     }
@@ -163,6 +170,7 @@ fn rows(found: &Findings) -> Vec<Vec<String>> {
         let (to, from) = (ceilings.host_to_device / 1e9, ceilings.device_to_host / 1e9);
         rows.push(("link", format!("{to:.1} GB/s to the device, {from:.1} GB/s back, pinned, measured")));
     }
+    rows.extend(found.nodes.rows());
     rows.push(("config file", found.config.file.clone().unwrap_or_else(|| "none, defaults only".to_owned())));
     let plugins: Vec<String> = found
         .plugins

@@ -6,12 +6,14 @@ use crate::error::{CliError, CliResult};
 use crate::nodes::{self, NodeArgs, seconds};
 use crate::settings::resolve;
 use clap::{Args, ValueEnum};
-use oasis_core::config::{Budget, DeviceKind};
+use oasis_core::config::{Budget, Config, DeviceKind};
 use oasis_core::pipeline::Tracer;
 use oasis_nodes::{DecodeExecutor, DecodeNode, DecodeOptions, PrefillNode, PrefillOptions, TransferMode, client_facts};
-use oasis_transport::remote::PeerOptions;
+use oasis_transport::remote::{PeerOptions, StagingPool, open_ucx};
+use oasis_ucx::Engine;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How often the node looks for Ctrl-C.
@@ -81,18 +83,26 @@ pub fn run(args: &ServeNodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
     };
     let (lease, prefill_timeout) =
         (seconds("--lease", args.lease)?, seconds("--prefill-timeout", args.prefill_timeout)?);
-    // The secret is read before the weights: what is wrong is said at once.
+    // The secret is read and UCX opened before the weights: what is wrong is said at once.
     args.session.terms(Vec::new())?;
+    let ucx = open_ucx(&config.nodes)?;
+    let staging = match (args.role, &ucx) {
+        (Role::Prefill, Some(ucx)) => Some(staging_pool(config, ucx.clone())?),
+        _ => None,
+    };
     crate::interrupt::catch();
     let model = assemble::open_model(config)?;
-    let policies = assemble::build_policies(&resolved, &model)?;
+    let mut policies = assemble::build_policies(&resolved, &model)?;
+    if let Some(staging) = &staging {
+        policies.store = staging.store();
+    }
     let store = policies.store.clone();
     let weights = assemble::load_model(config, &model)?;
     let start = |policies| assemble::start_executor(config, weights.clone(), policies, Tracer::default());
     let terms = args.session.terms(nodes::facts(&resolved, &weights, budget_blocks))?;
     match args.role {
         Role::Prefill => {
-            let options = PrefillOptions { listen: args.listen.clone(), terms, lease, wait: prefill_timeout };
+            let options = PrefillOptions { listen: args.listen.clone(), terms, lease, wait: prefill_timeout, staging };
             let node = PrefillNode::start(start(policies)?, store, options)?;
             serve("prefill", node.address(), out)
         }
@@ -100,6 +110,7 @@ pub fn run(args: &ServeNodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
             let address = args.peer.clone().unwrap_or_default();
             let options = DecodeOptions {
                 peer: PeerOptions { address, terms, layers: weights.spec().layers },
+                ucx,
                 transfer: match args.transfer {
                     Transfer::Full => TransferMode::Full,
                     Transfer::Partial => TransferMode::Partial,
@@ -116,6 +127,20 @@ pub fn run(args: &ServeNodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
             serve("decode", node.address(), out)
         }
     }
+}
+
+/// Registered memory of the store's size: one-sided reads need the blocks there.
+fn staging_pool(config: &Config, ucx: Engine) -> CliResult<Arc<StagingPool>> {
+    let capacity = config.store.host_memory().ok_or_else(|| {
+        CliError::input(
+            format!(
+                "serve-node: expected store.kind = \"dram\" where blocks are read from memory, found {:?}",
+                config.store
+            ),
+            "nodes.transport = \"tcp\" serves blocks from any store",
+        )
+    })?;
+    Ok(StagingPool::start(ucx, capacity)?)
 }
 
 fn serve(role: &str, address: SocketAddr, out: &mut dyn Write) -> CliResult {

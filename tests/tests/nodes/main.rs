@@ -3,6 +3,7 @@
 mod access;
 mod answers;
 mod faults;
+mod one_sided;
 
 use oasis_core::engine::GenerateRequest;
 use oasis_models::cpu::CpuOptions;

@@ -3,6 +3,7 @@
 use super::worker::{Job, JobState, Outcome, Reply, Second};
 use super::{Counted, Shared, Staged};
 use crate::reads::{self, Granted};
+use oasis_core::hand_over::HandOver;
 use oasis_core::ids::TokenId;
 use oasis_transport::remote::{
     BlockRead, Lending, MAX_READ_BYTES, Message, PartResult, Session, SessionError, split_hand_over,
@@ -184,7 +185,7 @@ impl Peer {
             Outcome::Read { first, second: Some(second) } => {
                 let Second { token, state, staged } = *second;
                 let blocks = self.shared.geometry.full_blocks(state.position());
-                let lending = match self.lend(&staged, blocks).await {
+                let lending = match self.lend(&staged, &state).await {
                     Ok(lending) => lending,
                     Err(problem) => return self.refuse(request, problem),
                 };
@@ -207,10 +208,13 @@ impl Peer {
     }
 
     /// Lends blocks where the session reads them itself.
-    async fn lend(&self, staged: &Staged, blocks: usize) -> Result<Option<Lending>, String> {
+    async fn lend(&self, staged: &Staged, state: &HandOver) -> Result<Option<Lending>, String> {
         let Some(staging) = self.shared.options.staging.as_ref().filter(|_| self.is_one_sided) else { return Ok(None) };
         let Shared { store, geometry, .. } = &*self.shared;
-        let lending = staging.lend(&**store, staged.request, geometry, blocks).await;
+        // A block that the first step has completed is still in the tail, which the state brings.
+        let blocks = state.layers.iter().map(|layer| layer.blocks(geometry, state.position()).unwrap_or(0));
+        let blocks: Vec<usize> = blocks.collect();
+        let lending = staging.lend(&**store, staged.request, geometry, &blocks).await;
         lending.map(Some).map_err(|error| error.to_string())
     }
 

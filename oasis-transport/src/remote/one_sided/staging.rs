@@ -70,7 +70,7 @@ impl StagingPool {
         self.pool.used()
     }
 
-    /// Lends the first `blocks` blocks of every layer of a request of the pool's store.
+    /// Lends blocks of a request of the pool's store: of each layer the first `blocks[layer]`.
     ///
     /// # Errors
     /// When the store does not have them, or they do not lie in the pool.
@@ -79,12 +79,12 @@ impl StagingPool {
         store: &dyn KvStore,
         request: RequestId,
         geometry: &KvGeometry,
-        blocks: usize,
+        blocks: &[usize],
     ) -> Result<Lending, StoreError> {
         let failed = |problem: String| StoreError::Medium { operation: "lend blocks", problem };
-        let mut held = Vec::with_capacity(geometry.layers * blocks);
-        let mut layers = Vec::with_capacity(geometry.layers);
-        for layer in 0..geometry.layers {
+        let mut held = Vec::with_capacity(blocks.iter().sum());
+        let mut layers = Vec::with_capacity(blocks.len());
+        for (layer, &blocks) in blocks.iter().enumerate() {
             let key = |block| EntryKey {
                 request,
                 layer: LayerId::from(layer),

@@ -132,7 +132,7 @@ impl Nodes {
                     writes.map(|(block, bytes)| BlockWrite { block: BlockId::from(block), bytes }).collect();
                 self.store.put(id, LayerId::from(layer), &writes).await.unwrap();
             }
-            self.staging.lend(&*self.store, id, &GEOMETRY, BLOCKS).await.unwrap()
+            self.staging.lend(&*self.store, id, &GEOMETRY, &[BLOCKS; GEOMETRY.layers]).await.unwrap()
         })
     }
 
