@@ -198,6 +198,9 @@ fn doctor_finds_rather_than_fails() {
     let (code, out, _) = outcome(output);
     let findings: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, findings["config"]["file"].as_str()), (0, Some("oasis.toml")));
+    // The file is wrong, so the defaults are looked at.
+    assert_eq!(findings["nodes"]["transport"], "tcp");
+    assert!(findings["nodes"]["ports"].is_array() && findings["nodes"]["problem"].is_null(), "{out}");
     assert!(!out.contains("hf_secret"));
 }
 

@@ -12,6 +12,22 @@ use tempfile::tempdir;
 const PROMPT: &str = "And he said, I will not do it, if I find thirty there.";
 const BUDGET: [&str; 4] = ["--set", "kv.budget_blocks=4", "--set", "selector.kind=fetch-all"];
 
+const MESSAGES: [&str; 2] = ["--set", "nodes.transport=tcp"];
+const MEMORY: [&str; 2] = ["--set", "nodes.transport=ucx-tcp"];
+
+/// How blocks cross: by messages, and where there is UCX by reads of memory. A variable makes it a failure that there is
+/// none.
+fn transports() -> Vec<[&'static str; 2]> {
+    match oasis_ucx::Search::default().version() {
+        Ok(_) => vec![MESSAGES, MEMORY],
+        Err(error) => {
+            assert!(std::env::var_os("OASIS_REQUIRE_UCX").is_none(), "{error}");
+            eprintln!("SKIPPED for UCX, which is missing: {error}");
+            vec![MESSAGES]
+        }
+    }
+}
+
 /// A node that is killed when the test ends.
 struct Node {
     child: Child,
@@ -63,11 +79,14 @@ fn three_processes_say_what_one_says() {
     let mut alone = oasis(folder);
     alone.args(["run", &long, "-n", "24", "--ignore-eos", "--json"]).args(BUDGET);
     let expected = json(alone);
-    let prefill = Node::start(folder, "prefill", &[]);
-    for transfer in ["full", "partial"] {
-        let decode = Node::start(folder, "decode", &["--peer", &prefill.address, "--transfer", transfer]);
+    let pairs = transports().into_iter().flat_map(|by| ["full", "partial"].map(|transfer| (by, transfer)));
+    for (by, transfer) in pairs {
+        let prefill = Node::start(folder, "prefill", &by);
+        let peer = ["--peer", &prefill.address, "--transfer", transfer];
+        let decode = Node::start(folder, "decode", &[&peer[..], &by].concat());
         let document = json(ask(folder, &decode, &[&long, "-n", "24"]));
-        assert_eq!((&document["tokens"], &document["text"]), (&expected["tokens"], &expected["text"]), "{transfer}");
+        let (tokens, text) = (&expected["tokens"], &expected["text"]);
+        assert_eq!((&document["tokens"], &document["text"]), (tokens, text), "{by:?} {transfer}");
         let number = |key: &str| document["node"][key].as_u64().unwrap();
         let is_full = transfer == "full";
         assert_eq!(number("blocks") == number("prompt_blocks"), is_full, "{document}");
@@ -81,9 +100,10 @@ fn a_killed_node_ends_the_request_with_a_reason() {
     let folder = tempdir().unwrap();
     let folder = folder.path();
     let long = PROMPT.repeat(20);
-    for victim in ["prefill", "decode"] {
-        let mut prefill = Node::start(folder, "prefill", &[]);
-        let mut decode = Node::start(folder, "decode", &["--peer", &prefill.address]);
+    let pairs = transports().into_iter().flat_map(|by| ["prefill", "decode"].map(|victim| (by, victim)));
+    for (by, victim) in pairs {
+        let mut prefill = Node::start(folder, "prefill", &by);
+        let mut decode = Node::start(folder, "decode", &[&["--peer", &prefill.address], &by[..]].concat());
         let mut command = oasis(folder);
         command.args(["run", "--node", &decode.address, &long, "-n", "3000", "--ignore-eos"]).stdin(Stdio::null());
         let mut client = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -115,6 +135,11 @@ fn what_does_not_fit_is_refused_at_once() {
     refused(&["--role", "prefill", "--set", "kv.budget_blocks=all"], "expected sparse decoding");
     refused(&["--role", "prefill", "--listen", "0.0.0.0:0"], "expected a shared secret");
     refused(&["--role", "prefill", "--lease", "0"], "--lease: expected seconds above 0");
+    let elsewhere = ["--set", "nodes.ucx_library=/nowhere/libucp.so.0"];
+    refused(
+        &[&["--role", "prefill"], &MEMORY[..], &elsewhere].concat(),
+        "RDMA transport unavailable: expected UCX's library /nowhere/libucp.so.0, found /nowhere/libucp.so.0: cannot open",
+    );
 
     let file = folder.join("secret");
     std::fs::write(&file, "open sesame\n").unwrap();

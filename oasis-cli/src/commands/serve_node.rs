@@ -134,8 +134,8 @@ fn staging_pool(config: &Config, ucx: Engine) -> CliResult<Arc<StagingPool>> {
     let capacity = config.store.host_memory().ok_or_else(|| {
         CliError::input(
             format!(
-                "serve-node: expected store.kind = \"dram\" where blocks are read from memory, found {:?}",
-                config.store
+                "serve-node: expected store.kind = \"dram\" where blocks are read from memory, found `{}`",
+                config.store.typetag_name()
             ),
             "nodes.transport = \"tcp\" serves blocks from any store",
         )

@@ -1,5 +1,6 @@
-//! Rates of one-sided reads from another process: entries of 8 KiB in batches, as a layer's misses are read, beside
-//! reads of 1 MiB by the same library.
+//! Rates of one-sided reads from another process: entries of 8 KiB in batches of a layer, as nodes read them, beside reads
+//! of 1 MiB by the same library. Nodes read whole blocks, in which the entries of all KV heads lie side by side; entries
+//! that lie alone are measured as well.
 //!
 //! ```sh
 //! cargo run --release -p oasis-ucx --example ucx_rates -- tcp
@@ -16,12 +17,19 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const POOL: usize = 256 << 20;
-const LANDING: usize = 64 << 20;
+const LANDING: usize = BATCHES * (64 << 20);
+/// Batches in flight at once, as an admission keeps them.
+const BATCHES: usize = 4;
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(30);
-/// Bytes of a read, and reads of a batch; the first is what the others are compared with.
-const KINDS: [(usize, usize); 4] = [(1 << 20, 64), (8 << 10, 128), (8 << 10, 1024), (64 << 10, 256)];
+/// What is read, bytes of a read, and reads of a batch; the first is what the others are compared with.
+const KINDS: [(&str, usize, usize); 4] = [
+    ("1 MiB", 1 << 20, 64),
+    ("8 entries of 8 KiB, a block", 64 << 10, 128),
+    ("one entry of 8 KiB", 8 << 10, 1024),
+    ("one entry of 8 KiB", 8 << 10, 128),
+];
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -78,12 +86,13 @@ fn measure(settings: &Settings, arguments: &[String]) -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let cores = std::thread::available_parallelism()?;
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    println!("UCX {}, {}, {cores} cores, load average {}", engine.version(), arguments.join(" "), load.trim());
+    let (version, wire) = (engine.version(), arguments.join(" "));
+    println!("UCX {version}, {wire}, {cores} cores, load average {}; {BATCHES} batches in flight", load.trim());
     let rates = runtime.block_on(async {
         let peer = engine.connect(descriptor).await?;
         let mut rates = KINDS.map(|_| Vec::new());
         for round in 0..ROUNDS {
-            for ((bytes, count), rates) in KINDS.into_iter().zip(&mut rates) {
+            for ((_, bytes, count), rates) in KINDS.into_iter().zip(&mut rates) {
                 rates.push(rate(&engine, &landing, peer, bytes, count, round).await?);
             }
         }
@@ -97,45 +106,44 @@ fn measure(settings: &Settings, arguments: &[String]) -> Outcome<()> {
 
 /// GB/s of one kind for the length of a round.
 async fn rate(engine: &Engine, landing: &Pool, peer: Peer, bytes: usize, count: usize, round: usize) -> Outcome<f64> {
-    let places = POOL / bytes;
-    let mut batches = 0;
-    let mut start = Instant::now();
+    // An odd stride visits every place once, and no two neighbours one after the other.
+    let place = |batch: usize, i: usize| (round + batch * count + i) * 97 % (POOL / bytes) * bytes;
+    let read = |batch: usize| {
+        let segment = move |i| Segment { local: i * bytes, remote: place(batch, i) as u64, len: bytes };
+        let (segments, buffer) = ((0..count).map(segment).collect(), landing.take(bytes * count));
+        async move { Ok::<_, Box<dyn Error>>(engine.read(peer, segments, buffer.ok_or("no room")?, LIMIT).await?) }
+    };
     // The first batch is checked and not counted.
-    while batches == 0 || start.elapsed() < ROUND {
-        let mut buffer = landing.take(bytes * count).ok_or("no room")?;
-        if batches == 0 {
-            buffer.bytes_mut().fill(0);
+    for (i, entry) in read(0).await?.bytes().chunks_exact(bytes).enumerate() {
+        let first = place(0, i) / 8;
+        if !entry.chunks_exact(8).enumerate().all(|(at, found)| found == word(first + at).to_le_bytes()) {
+            return Err(format!("entry {i} of {bytes} bytes has other bytes than its owner").into());
         }
-        // An odd stride visits every place once, and no two neighbours one after the other.
-        let place = |i: usize| (round + batches * count + i) * 97 % places * bytes;
-        let segments = (0..count).map(|i| Segment { local: i * bytes, remote: place(i) as u64, len: bytes });
-        let buffer = engine.read(peer, segments.collect(), buffer, LIMIT).await?;
-        if batches == 0 {
-            for (i, entry) in buffer.bytes().chunks_exact(bytes).enumerate() {
-                let first = place(i) / 8;
-                let is_right = |(at, found): (usize, &[u8])| found == word(first + at).to_le_bytes();
-                if !entry.chunks_exact(8).enumerate().all(is_right) {
-                    return Err(format!("entry {i} of {bytes} bytes has other bytes than its owner").into());
-                }
-            }
-            start = Instant::now();
-        }
-        batches += 1;
     }
-    Ok(((batches - 1) * count * bytes) as f64 / start.elapsed().as_secs_f64() / 1e9)
+    let start = Instant::now();
+    let lane = async |lane: usize| {
+        let mut batches = 0;
+        while start.elapsed() < ROUND {
+            read(1 + lane + batches * BATCHES).await?;
+            batches += 1;
+        }
+        Ok::<_, Box<dyn Error>>(batches)
+    };
+    let (a, b, c, d) = tokio::try_join!(lane(0), lane(1), lane(2), lane(3))?;
+    Ok(((a + b + c + d) * count * bytes) as f64 / start.elapsed().as_secs_f64() / 1e9)
 }
 
 fn report(mut rates: [Vec<f64>; KINDS.len()]) {
-    println!("\nGB/s by round{:>58}", "median   of 1 MiB reads");
+    println!("\n{:<45}GB/s by round{:>41}", "", "median   of 1 MiB reads");
     let mut reference = 0.0;
-    for ((bytes, count), rates) in KINDS.into_iter().zip(&mut rates) {
+    for ((what, _, count), rates) in KINDS.into_iter().zip(&mut rates) {
         let rounds: String = rates.iter().map(|rate| format!("{rate:>9.3}")).collect();
         rates.sort_by(f64::total_cmp);
         let median = rates[ROUNDS / 2];
         if reference == 0.0 {
             reference = median;
         }
-        let kind = format!("{count} x {} KiB", bytes >> 10);
-        println!("{kind:<14}{rounds}{median:>12.3}{:>14.0}%", median * 100.0 / reference);
+        let kind = format!("{count} x {what}, scattered");
+        println!("{kind:<45}{rounds}{median:>12.3}{:>14.0}%", median * 100.0 / reference);
     }
 }

@@ -221,4 +221,8 @@ fn a_missing_library_is_an_error_and_no_other_transport_is_taken() {
     assert!(open_ucx(&config(NodeTransport::Tcp)).unwrap().is_none());
     let error = open_ucx(&config(NodeTransport::UcxTcp)).unwrap_err().to_string();
     assert!(error.contains("expected UCX's library /nowhere/libucp.so.0, found "), "{error}");
+    if oasis_ucx::probe::ports().is_empty() {
+        let error = open_ucx(&config(NodeTransport::Roce)).unwrap_err().to_string();
+        assert!(error.contains("expected an RDMA adapter that is up, found none in /sys/class/infiniband"), "{error}");
+    }
 }
