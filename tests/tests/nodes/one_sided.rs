@@ -42,10 +42,14 @@ fn reads_of_memory_say_what_one_node_says() {
         return;
     }
     within(LIMIT, || {
-        for (predictor, selector) in [("draft-query", "capped-lru"), ("exact", "fetch-all"), ("freekv", "lfu")] {
+        for (predictor, selector, dense) in
+            [("draft-query", "capped-lru", 0), ("exact", "fetch-all", 1), ("freekv", "lfu", 0)]
+        {
             let lengths = [1, 3, 4, 12, 13, 16, 33, 65];
             let requests: Vec<_> = lengths.map(|tokens| request(&prompt(tokens, tokens as u32), 18)).into();
-            say_the_same(setup(predictor, selector), &requests, &MESSAGES_AND_READS);
+            let mut setup = setup(predictor, selector);
+            setup.settings.push(format!("kv.dense_layers={dense}"));
+            say_the_same(setup, &requests, &MESSAGES_AND_READS);
         }
     });
 }
