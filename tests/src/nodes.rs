@@ -88,8 +88,16 @@ impl Setup {
     /// When it cannot be started.
     pub fn prefill(&self) -> PrefillNode {
         let store = Dram { capacity: oasis_core::config::Bytes(self.staging) }.build().unwrap();
+        self.prefill_over(store, "127.0.0.1:0")
+    }
+
+    /// A prefill node at `listen` that stages in `store`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn prefill_over(&self, store: Arc<dyn KvStore>, listen: &str) -> PrefillNode {
         let options = PrefillOptions {
-            listen: "127.0.0.1:0".to_owned(),
+            listen: listen.to_owned(),
             terms: self.terms(),
             lease: self.lease,
             wait: Duration::from_secs(20),
@@ -102,12 +110,24 @@ impl Setup {
     /// # Panics
     /// When it cannot be started.
     pub fn decode(&self, peer: SocketAddr, transfer: TransferMode) -> Engine<DecodeExecutor> {
+        self.decode_over(self.parts().store, peer, transfer)
+    }
+
+    /// The same, whose blocks lie in `inner`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn decode_over(
+        &self,
+        inner: Arc<dyn KvStore>,
+        peer: SocketAddr,
+        transfer: TransferMode,
+    ) -> Engine<DecodeExecutor> {
         let options = DecodeOptions {
             peer: PeerOptions { address: peer.to_string(), terms: self.terms(), layers: self.model.spec().layers },
             transfer,
             prefill_timeout: Duration::from_secs(120),
         };
-        let inner = self.parts().store;
         Engine::new(DecodeExecutor::start(options, inner, |store| Ok(self.executor(store))).unwrap(), 8)
     }
 }

@@ -3,6 +3,7 @@
 mod access;
 mod answers;
 mod faults;
+mod random;
 
 use oasis_core::engine::GenerateRequest;
 use oasis_models::cpu::CpuOptions;
