@@ -8,7 +8,7 @@ use oasis_core::memory::{KvStore, StoreSpec};
 use oasis_core::pipeline::Tracer;
 use oasis_models::cpu::{CpuExecutor, CpuModel, CpuOptions, Residency, SparseParts};
 use oasis_nodes::{DecodeExecutor, DecodeOptions, PrefillNode, PrefillOptions, TransferMode, node_facts};
-use oasis_transport::remote::{PeerOptions, Secret, Terms};
+use oasis_transport::remote::{PeerOptions, Secret, Terms, Tls};
 use oasis_transport::stores::Dram;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -35,6 +35,8 @@ pub struct Setup {
     pub staging: u64,
     /// Shared secret.
     pub secret: String,
+    /// Encryption.
+    pub tls: Tls,
 }
 
 impl Setup {
@@ -49,6 +51,7 @@ impl Setup {
             lease: Duration::from_secs(20),
             staging: 1 << 30,
             secret: String::new(),
+            tls: Tls::default(),
         }
     }
 
@@ -72,6 +75,7 @@ impl Setup {
         let policies: Vec<_> = self.settings.iter().map(|s| (s.clone(), String::new())).collect();
         Terms {
             secret: Secret::new(self.secret.as_str()),
+            tls: self.tls.clone(),
             facts: node_facts(&self.model, &executor.info().geometry, self.budget_blocks, &policies),
             timeout: self.timeout,
         }

@@ -10,6 +10,7 @@ mod peer;
 mod secret;
 mod session;
 mod store;
+mod tls;
 
 pub use codec::WireError;
 pub use message::{BlockRead, Fact, Message, NodeMetrics, PartResult, Service, WIRE_VERSION, split_hand_over};
@@ -17,3 +18,4 @@ pub use peer::{Arrived, PeerEvent, PeerOptions, PrefillPeer};
 pub use secret::Secret;
 pub use session::{Received, Session, SessionError, Terms, accept, connect};
 pub use store::{BlockReader, MAX_READ_BYTES, RemoteStore, RequestTraffic};
+pub use tls::{Tls, TlsError, TlsFiles};
