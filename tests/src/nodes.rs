@@ -214,6 +214,8 @@ pub struct Network {
 struct NetworkState {
     target: SocketAddr,
     delay_ms: AtomicU64,
+    /// Most bytes a second towards the client; 0 is any number.
+    rate: AtomicU64,
     stopped: AtomicBool,
     /// Bytes that may still pass towards the client before everything is cut.
     fuse: AtomicU64,
@@ -232,6 +234,7 @@ impl Network {
         let state = Arc::new(NetworkState {
             target,
             delay_ms: AtomicU64::new(0),
+            rate: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
             fuse: AtomicU64::new(u64::MAX),
             passed: AtomicU64::new(0),
@@ -264,6 +267,11 @@ impl Network {
         self.state.delay_ms.store(delay.as_millis() as u64, Ordering::SeqCst);
     }
 
+    /// No more than so many bytes a second pass towards the client, on each connection.
+    pub fn limit(&self, rate: u64) {
+        self.state.rate.store(rate, Ordering::SeqCst);
+    }
+
     /// Nothing passes any more, and nobody is told.
     pub fn stop(&self, stopped: bool) {
         self.state.stopped.store(stopped, Ordering::SeqCst);
@@ -294,10 +302,17 @@ impl NetworkState {
 
     fn pass(&self, mut from: TcpStream, mut to: TcpStream, is_answer: bool) {
         let mut buffer = vec![0; 16 << 10];
+        // When the last piece is through a link of that rate.
+        let mut free = Instant::now();
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             std::thread::sleep(Duration::from_millis(self.delay_ms.load(Ordering::SeqCst)));
             while self.stopped.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(1));
+            }
+            let rate = self.rate.load(Ordering::SeqCst);
+            if is_answer && rate > 0 {
+                free = free.max(Instant::now()) + Duration::from_secs_f64(count as f64 / rate as f64);
+                std::thread::sleep(free.saturating_duration_since(Instant::now()));
             }
             if is_answer {
                 self.passed.fetch_add(count as u64, Ordering::SeqCst);
