@@ -152,7 +152,7 @@ fn main() {
         let mut setup = Setup::new(weights.clone(), options(512), BUDGET, &[&selector]);
         setup.staging = 8 << 30;
         setup.timeout = Duration::from_secs(60);
-        setup.lease = Duration::from_secs(120);
+        (setup.lease, setup.prefill_timeout) = (Duration::from_secs(120), Duration::from_secs(1200));
         let Outcome { answers, metrics, windows, store_peak, seconds } = load_.run(&setup, transfer);
         let mean = |of: fn(&NodeMetrics) -> u64| mib(metrics.iter().map(of).sum::<u64>() as f64 / requests as f64);
         let (admission, state, misses) = (mean(|m| m.admission_bytes), mean(|m| m.state_bytes), mean(|m| m.miss_bytes));

@@ -29,6 +29,8 @@ pub struct Setup {
     pub settings: Vec<String>,
     /// Deadline of every operation.
     pub timeout: Duration,
+    /// Most time from the submission of a prompt to its first token.
+    pub prefill_timeout: Duration,
     /// How long the prefill node keeps blocks without a sign of life.
     pub lease: Duration,
     /// Bytes of the staging pool.
@@ -48,6 +50,7 @@ impl Setup {
             budget_blocks,
             settings: settings.iter().map(|s| (*s).to_owned()).collect(),
             timeout: Duration::from_secs(20),
+            prefill_timeout: Duration::from_secs(120),
             lease: Duration::from_secs(20),
             staging: 1 << 30,
             secret: String::new(),
@@ -130,7 +133,7 @@ impl Setup {
         let options = DecodeOptions {
             peer: PeerOptions { address: peer.to_string(), terms: self.terms(), layers: self.model.spec().layers },
             transfer,
-            prefill_timeout: Duration::from_secs(120),
+            prefill_timeout: self.prefill_timeout,
         };
         Engine::new(DecodeExecutor::start(options, inner, |store| Ok(self.executor(store))).unwrap(), 8)
     }
