@@ -2,7 +2,7 @@
 
 use crate::args::GlobalArgs;
 use crate::commands::{
-    bench, check, completions, doctor, eval, explain, list, new_policy, pull, run, serve_node, sweep, trace,
+    bench, check, completions, doctor, eval, explain, list, model, new_policy, pull, run, serve_node, sweep, trace,
 };
 use clap::{Parser, Subcommand};
 
@@ -31,6 +31,8 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Measure over a grid of settings, resume where it ended, and draw the results
     Sweep(sweep::SweepArgs),
+    /// Compute what measured values say of what was not measured
+    Model(model::ModelCommandArgs),
     /// Draw what `run --trace` recorded
     Trace(trace::TraceArgs),
     /// List the policies, transports and stores that are linked in

@@ -37,6 +37,7 @@ mod sweep;
 mod text;
 mod tokens;
 mod trace;
+mod ttft;
 
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
@@ -94,6 +95,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> CliResult {
         Command::Eval(args) => commands::eval::run(args, &cli.global, out),
         Command::Bench(args) => commands::bench::run(args, &cli.global, out),
         Command::Sweep(args) => commands::sweep::run(args, &cli.global, out),
+        Command::Model(args) => commands::model::run(args, out),
         Command::Trace(args) => commands::trace::run(args, out),
         Command::NewPolicy(args) => commands::new_policy::run(args, out),
         Command::List(args) => commands::list::run(args, out),

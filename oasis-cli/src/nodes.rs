@@ -13,7 +13,7 @@ use oasis_core::ids::TokenId;
 use oasis_models::checkpoint::Checkpoint;
 use oasis_models::cpu::CpuModel;
 use oasis_nodes::{NodeAnswer, NodeClient, client_facts, node_facts};
-use oasis_transport::remote::{Fact, NodeMetrics, Secret, Terms};
+use oasis_transport::remote::{Fact, NodeMetrics, Secret, Terms, Tls, TlsFiles};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
@@ -31,6 +31,24 @@ pub struct NodeArgs {
     /// Seconds that any single operation between nodes may take
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     timeout: f64,
+    /// Connect over TLS, to nodes whose certificate an authority of this PEM file has signed
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+}
+
+/// How a node shows who it is.
+#[derive(Debug, Default, Args)]
+pub struct CertificateArgs {
+    /// Certificate that the node shows its clients, and those between it and its authority, PEM; clients must then connect
+    /// over TLS
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key of --tls-cert, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Let clients connect without TLS too
+    #[arg(long, requires = "tls_cert")]
+    tls_optional: bool,
 }
 
 /// A number of seconds above 0 and at most a day.
@@ -42,11 +60,11 @@ pub fn seconds(argument: &str, value: f64) -> CliResult<Duration> {
 }
 
 impl NodeArgs {
-    /// Terms of sessions in which both ends state `facts`.
+    /// Terms of sessions in which both ends state `facts`, and servers show a certificate where there is one.
     ///
     /// # Errors
-    /// When the secret cannot be read or is empty, or the time is out of range.
-    pub fn terms(&self, facts: Vec<Fact>) -> CliResult<Terms> {
+    /// When the secret cannot be read or is empty, files of TLS cannot be used, or the time is out of range.
+    pub fn terms(&self, facts: Vec<Fact>, shown: &CertificateArgs) -> CliResult<Terms> {
         let secret = match &self.secret_file {
             None => Secret::default(),
             Some(path) => {
@@ -61,7 +79,14 @@ impl NodeArgs {
                 secret
             }
         };
-        Ok(Terms { secret, facts, timeout: seconds("--timeout", self.timeout)? })
+        let files = TlsFiles {
+            authorities: self.tls_ca.clone(),
+            certificate: shown.tls_cert.clone(),
+            key: shown.tls_key.clone(),
+            is_optional: shown.tls_optional,
+        };
+        let tls = Tls::load(&files).map_err(|error| CliError::Input(format!("TLS: {error}")))?;
+        Ok(Terms { secret, tls, facts, timeout: seconds("--timeout", self.timeout)? })
     }
 }
 
@@ -149,7 +174,7 @@ pub fn ask(
     json: bool,
     out: &mut dyn Write,
 ) -> CliResult {
-    let terms = args.terms(client_facts(checkpoint.spec()))?;
+    let terms = args.terms(client_facts(checkpoint.spec()), &CertificateArgs::default())?;
     let mut asked = Asked { start: Instant::now(), first: None, last: None, text: String::new(), tokens: Vec::new() };
     let mut client = NodeClient::submit(address, &terms, &request)?;
     let mut decoder = text.decoder();

@@ -152,3 +152,48 @@ fn what_does_not_fit_is_refused_at_once() {
     let document = json(ask(folder, &decode, &[&[PROMPT, "-n", "2"], &secret[..]].concat()));
     assert_eq!(document["tokens"].as_array().unwrap().len(), 2);
 }
+
+/// Files of a certificate that is its own authority, for this machine.
+fn certificate(folder: &Path, name: &str) -> [String; 2] {
+    let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+    let texts = [("crt", made.cert.pem()), ("key", made.signing_key.serialize_pem())];
+    texts.map(|(ending, text)| {
+        let path = folder.join(format!("{name}.{ending}"));
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    })
+}
+
+#[test]
+fn three_processes_speak_over_tls() {
+    let folder = tempdir().unwrap();
+    let folder = folder.path();
+    let ([crt, key], [other, _]) = (certificate(folder, "node"), certificate(folder, "other"));
+    let shown = ["--tls-cert", &crt, "--tls-key", &key];
+    let prefill = Node::start(folder, "prefill", &shown);
+    let peer = ["--peer", &prefill.address];
+    let decode = Node::start(folder, "decode", &[&shown[..], &peer, &["--tls-ca", &crt]].concat());
+    let prompt = [PROMPT, "-n", "4"];
+    let document = json(ask(folder, &decode, &[&prompt[..], &["--tls-ca", &crt]].concat()));
+    assert_eq!(document["tokens"].as_array().unwrap().len(), 4);
+
+    let refused = |node: &Node, args: &[&str], expected: &str| {
+        let (code, _, err) = outcome(ask(folder, node, &[&prompt[..], args].concat()).output().unwrap());
+        assert!(code == 1 && err.contains(expected), "{code}: {err}");
+    };
+    refused(&decode, &[], "expected a client with TLS, found one without it");
+    refused(&decode, &["--tls-ca", &other], "expected a certificate of an authority that is trusted here");
+    // A plain decode node, and a prefill node that is not.
+    let plain = Node::start(folder, "decode", &peer);
+    refused(&plain, &["--tls-ca", &crt], "expected a server with TLS, found one without it");
+    refused(&plain, &[], "prefill node");
+
+    let both = Node::start(folder, "decode", &[&shown[..], &peer, &["--tls-ca", &crt, "--tls-optional"]].concat());
+    assert_eq!(json(ask(folder, &both, &prompt))["tokens"], document["tokens"]);
+
+    let missing = folder.join("missing.pem");
+    let files = ["--tls-cert", missing.to_str().unwrap(), "--tls-key", &key];
+    let output = oasis(folder).args(["serve-node", "--role", "prefill"]).args(files).output().unwrap();
+    let (code, _, err) = outcome(output);
+    assert!(code == 2 && err.contains("missing.pem: expected certificates in PEM"), "{code}: {err}");
+}

@@ -135,6 +135,11 @@ pub trait Executor: Send {
     /// When the request cannot go on; it must then be released.
     fn prefill(&mut self, request: RequestId) -> Result<PrefillProgress, RequestError>;
 
+    /// Prompts that may be read at the same time, in turn. One, where reading keeps the device busy anyway.
+    fn prompts_at_once(&self) -> usize {
+        1
+    }
+
     /// Runs one decode step; gives the next token of each row, in order.
     ///
     /// # Errors
@@ -159,6 +164,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn prefill(&mut self, request: RequestId) -> Result<PrefillProgress, RequestError> {
         (**self).prefill(request)
+    }
+
+    fn prompts_at_once(&self) -> usize {
+        (**self).prompts_at_once()
     }
 
     fn decode(&mut self, rows: &[DecodeRow]) -> anyhow::Result<Vec<Result<TokenId, RequestError>>> {

@@ -3,13 +3,11 @@
 //! `node_traffic MODEL DRAFT CONTEXT TOKENS`, such as `oasis-tiny oasis-tiny-eagle3 8000 128`.
 
 use oasis_core::executor::Executor;
-use oasis_core::ids::TokenId;
-use oasis_models::checkpoint;
 use oasis_nodes::TransferMode;
 use oasis_tests::drive::request;
 use oasis_tests::models::{load, options};
 use oasis_tests::nodes::{Setup, run};
-use oasis_tests::prompts::Prompts;
+use oasis_tests::prompts::text_for;
 use std::time::Instant;
 
 /// Usual budget, 2,048 tokens.
@@ -37,14 +35,7 @@ fn main() {
         std::process::exit(2);
     };
     let (context, tokens): (usize, usize) = (context.parse().expect("a number"), tokens.parse().expect("a number"));
-    let opened = checkpoint::open(model).expect("a model");
-    let tokenizer = opened.tokenizer().expect("a tokenizer");
-    let mut prompt = Vec::new();
-    for task in Prompts::new().tasks() {
-        prompt.extend(tokenizer.encode_prompt(&task.question).expect("tokens").into_iter().map(TokenId));
-    }
-    prompt.truncate(context);
-    assert_eq!(prompt.len(), context, "the tasks have that many tokens");
+    let prompt = text_for(model, context);
     let weights = load(model, Some(draft));
 
     println!(

@@ -8,7 +8,7 @@ use oasis_core::memory::{KvStore, StoreSpec};
 use oasis_core::pipeline::Tracer;
 use oasis_models::cpu::{CpuExecutor, CpuModel, CpuOptions, Residency, SparseParts};
 use oasis_nodes::{DecodeExecutor, DecodeOptions, PrefillNode, PrefillOptions, TransferMode, node_facts};
-use oasis_transport::remote::{PeerOptions, Secret, StagingPool, Terms};
+use oasis_transport::remote::{PeerOptions, Secret, StagingPool, Terms, Tls};
 use oasis_transport::stores::Dram;
 use oasis_ucx::{Search, Settings, Wire};
 use std::io::{Read, Write};
@@ -30,6 +30,8 @@ pub struct Setup {
     pub settings: Vec<String>,
     /// Deadline of every operation.
     pub timeout: Duration,
+    /// Most time from the submission of a prompt to its first token.
+    pub prefill_timeout: Duration,
     /// How long the prefill node keeps blocks without a sign of life.
     pub lease: Duration,
     /// Bytes of the staging pool.
@@ -38,6 +40,8 @@ pub struct Setup {
     pub secret: String,
     /// Blocks are read from the prefill node's memory, by UCX over TCP.
     pub ucx: bool,
+    /// Encryption.
+    pub tls: Tls,
 }
 
 /// Whether there is UCX; said aloud, where it is missing.
@@ -64,10 +68,12 @@ impl Setup {
             budget_blocks,
             settings: settings.iter().map(|s| (*s).to_owned()).collect(),
             timeout: Duration::from_secs(20),
+            prefill_timeout: Duration::from_secs(120),
             lease: Duration::from_secs(20),
             staging: 1 << 30,
             secret: String::new(),
             ucx: false,
+            tls: Tls::default(),
         }
     }
 
@@ -96,6 +102,7 @@ impl Setup {
         let policies: Vec<_> = self.settings.iter().map(|s| (s.clone(), String::new())).collect();
         Terms {
             secret: Secret::new(self.secret.as_str()),
+            tls: self.tls.clone(),
             facts: node_facts(&self.model, &executor.info().geometry, self.budget_blocks, &policies),
             timeout: self.timeout,
         }
@@ -116,8 +123,20 @@ impl Setup {
             None => Dram { capacity: oasis_core::config::Bytes(self.staging) }.build().unwrap(),
             Some(staging) => staging.store(),
         };
+        self.prefill_staging(store, staging, "127.0.0.1:0")
+    }
+
+    /// A prefill node at `listen` that stages in `store`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn prefill_over(&self, store: Arc<dyn KvStore>, listen: &str) -> PrefillNode {
+        self.prefill_staging(store, None, listen)
+    }
+
+    fn prefill_staging(&self, store: Arc<dyn KvStore>, staging: Option<Arc<StagingPool>>, listen: &str) -> PrefillNode {
         let options = PrefillOptions {
-            listen: "127.0.0.1:0".to_owned(),
+            listen: listen.to_owned(),
             terms: self.terms(),
             lease: self.lease,
             wait: Duration::from_secs(20),
@@ -131,13 +150,25 @@ impl Setup {
     /// # Panics
     /// When it cannot be started.
     pub fn decode(&self, peer: SocketAddr, transfer: TransferMode) -> Engine<DecodeExecutor> {
+        self.decode_over(self.parts().store, peer, transfer)
+    }
+
+    /// The same, whose blocks lie in `inner`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn decode_over(
+        &self,
+        inner: Arc<dyn KvStore>,
+        peer: SocketAddr,
+        transfer: TransferMode,
+    ) -> Engine<DecodeExecutor> {
         let options = DecodeOptions {
             peer: PeerOptions { address: peer.to_string(), terms: self.terms(), layers: self.model.spec().layers },
             ucx: self.ucx(),
             transfer,
-            prefill_timeout: Duration::from_secs(120),
+            prefill_timeout: self.prefill_timeout,
         };
-        let inner = self.parts().store;
         Engine::new(DecodeExecutor::start(options, inner, |store| Ok(self.executor(store))).unwrap(), 8)
     }
 }
@@ -221,6 +252,8 @@ pub struct Network {
 struct NetworkState {
     target: SocketAddr,
     delay_ms: AtomicU64,
+    /// Most bytes a second towards the client; 0 is any number.
+    rate: AtomicU64,
     stopped: AtomicBool,
     /// Bytes that may still pass towards the client before everything is cut.
     fuse: AtomicU64,
@@ -239,6 +272,7 @@ impl Network {
         let state = Arc::new(NetworkState {
             target,
             delay_ms: AtomicU64::new(0),
+            rate: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
             fuse: AtomicU64::new(u64::MAX),
             passed: AtomicU64::new(0),
@@ -271,6 +305,11 @@ impl Network {
         self.state.delay_ms.store(delay.as_millis() as u64, Ordering::SeqCst);
     }
 
+    /// No more than so many bytes a second pass towards the client, on each connection.
+    pub fn limit(&self, rate: u64) {
+        self.state.rate.store(rate, Ordering::SeqCst);
+    }
+
     /// Nothing passes any more, and nobody is told.
     pub fn stop(&self, stopped: bool) {
         self.state.stopped.store(stopped, Ordering::SeqCst);
@@ -301,10 +340,17 @@ impl NetworkState {
 
     fn pass(&self, mut from: TcpStream, mut to: TcpStream, is_answer: bool) {
         let mut buffer = vec![0; 16 << 10];
+        // When the last piece is through a link of that rate.
+        let mut free = Instant::now();
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             std::thread::sleep(Duration::from_millis(self.delay_ms.load(Ordering::SeqCst)));
             while self.stopped.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(1));
+            }
+            let rate = self.rate.load(Ordering::SeqCst);
+            if is_answer && rate > 0 {
+                free = free.max(Instant::now()) + Duration::from_secs_f64(count as f64 / rate as f64);
+                std::thread::sleep(free.saturating_duration_since(Instant::now()));
             }
             if is_answer {
                 self.passed.fetch_add(count as u64, Ordering::SeqCst);

@@ -24,6 +24,25 @@ pub struct Prompts {
     tasks: Vec<Task>,
 }
 
+/// `count` tokens of the tasks' text, as a model's own tokenizer cuts it.
+///
+/// # Panics
+/// When there is no such model, or not so much text.
+pub fn text_for(model: &str, count: usize) -> Vec<TokenId> {
+    let opened = checkpoint::open(model).expect("a model");
+    let tokenizer = opened.tokenizer().expect("a tokenizer");
+    let mut tokens = Vec::new();
+    for task in Prompts::new().tasks() {
+        if tokens.len() >= count {
+            break;
+        }
+        tokens.extend(tokenizer.encode_prompt(&task.question).expect("tokens").into_iter().map(TokenId));
+    }
+    tokens.truncate(count);
+    assert_eq!(tokens.len(), count, "the tasks have that many tokens");
+    tokens
+}
+
 impl Default for Prompts {
     fn default() -> Self {
         Self::new()

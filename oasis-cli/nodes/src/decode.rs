@@ -23,6 +23,8 @@ use tokio::task::AbortHandle;
 
 /// How long an executor that has nothing else to do waits for news of a prompt at a time.
 const PATIENCE: Duration = Duration::from_millis(5);
+/// Prompts that the prefill node is asked for at a time: it reads them in turn, and others cross meanwhile.
+const PROMPTS_AT_ONCE: usize = 8;
 /// Requests whose metrics are kept for whoever asks.
 const REMEMBERED: usize = 1024;
 
@@ -245,6 +247,10 @@ impl Executor for DecodeExecutor {
                 Err(RequestError(format!("request {request}: the node is shutting down")))
             }
         }
+    }
+
+    fn prompts_at_once(&self) -> usize {
+        PROMPTS_AT_ONCE
     }
 
     fn decode(&mut self, rows: &[DecodeRow]) -> anyhow::Result<Vec<Result<TokenId, RequestError>>> {

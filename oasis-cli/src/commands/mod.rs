@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod eval;
 pub mod explain;
 pub mod list;
+pub mod model;
 pub mod new_policy;
 pub mod pull;
 pub mod run;

@@ -3,7 +3,7 @@
 use crate::args::{GlobalArgs, ModelArgs};
 use crate::assemble::{self, Policies};
 use crate::error::{CliError, CliResult};
-use crate::nodes::{self, NodeArgs, seconds};
+use crate::nodes::{self, CertificateArgs, NodeArgs, seconds};
 use crate::settings::resolve;
 use clap::{Args, ValueEnum};
 use oasis_core::config::{Budget, Config, DeviceKind};
@@ -42,6 +42,8 @@ pub struct ServeNodeArgs {
     prefill_timeout: f64,
     #[command(flatten)]
     session: NodeArgs,
+    #[command(flatten)]
+    certificate: CertificateArgs,
     #[command(flatten)]
     model: ModelArgs,
 }
@@ -83,8 +85,9 @@ pub fn run(args: &ServeNodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
     };
     let (lease, prefill_timeout) =
         (seconds("--lease", args.lease)?, seconds("--prefill-timeout", args.prefill_timeout)?);
+    let terms = |facts| args.session.terms(facts, &args.certificate);
     // The secret is read and UCX opened before the weights: what is wrong is said at once.
-    args.session.terms(Vec::new())?;
+    terms(Vec::new())?;
     let ucx = open_ucx(&config.nodes)?;
     let staging = match (args.role, &ucx) {
         (Role::Prefill, Some(ucx)) => Some(staging_pool(config, ucx.clone())?),
@@ -99,17 +102,23 @@ pub fn run(args: &ServeNodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
     let store = policies.store.clone();
     let weights = assemble::load_model(config, &model)?;
     let start = |policies| assemble::start_executor(config, weights.clone(), policies, Tracer::default());
-    let terms = args.session.terms(nodes::facts(&resolved, &weights, budget_blocks))?;
+    let node_terms = terms(nodes::facts(&resolved, &weights, budget_blocks))?;
     match args.role {
         Role::Prefill => {
-            let options = PrefillOptions { listen: args.listen.clone(), terms, lease, wait: prefill_timeout, staging };
+            let options = PrefillOptions {
+                listen: args.listen.clone(),
+                terms: node_terms,
+                lease,
+                wait: prefill_timeout,
+                staging,
+            };
             let node = PrefillNode::start(start(policies)?, store, options)?;
             serve("prefill", node.address(), out)
         }
         Role::Decode => {
             let address = args.peer.clone().unwrap_or_default();
             let options = DecodeOptions {
-                peer: PeerOptions { address, terms, layers: weights.spec().layers },
+                peer: PeerOptions { address, terms: node_terms, layers: weights.spec().layers },
                 ucx,
                 transfer: match args.transfer {
                     Transfer::Full => TransferMode::Full,
@@ -122,7 +131,7 @@ pub fn run(args: &ServeNodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
                     .map_err(|error| anyhow::anyhow!("{}", error.text().unwrap_or("the executor could not be started")))
             };
             let executor = DecodeExecutor::start(options, store, start)?;
-            let terms = args.session.terms(client_facts(model.checkpoint.spec()))?;
+            let terms = terms(client_facts(model.checkpoint.spec()))?;
             let node = DecodeNode::start(executor, config.engine.max_batch, &args.listen, terms)?;
             serve("decode", node.address(), out)
         }

@@ -7,8 +7,9 @@ mod report;
 mod state;
 mod table;
 
-pub use file::SweepFile;
+pub use chart::Chart;
+pub use file::{Plot, SweepFile};
 pub use point::{Finished, Point};
 pub use report::{pictures, render};
 pub use state::State;
-pub use table::Table;
+pub use table::{Row, Table};

@@ -51,8 +51,8 @@ pub struct Engine<E> {
     next_request: u64,
     waiting: VecDeque<Sequence>,
     stops: Vec<(RequestId, GenerateRequest)>,
-    /// The request whose prompt is being read; one at a time, so that its chunks are not interleaved with another's.
-    prefilling: Option<RequestId>,
+    /// Requests whose prompts are being read: as many as the executor wants to interleave.
+    prefilling: Vec<RequestId>,
     running: Vec<Running>,
 }
 
@@ -65,7 +65,7 @@ impl<E: Executor> Engine<E> {
             next_request: 1,
             waiting: VecDeque::new(),
             stops: Vec::new(),
-            prefilling: None,
+            prefilling: Vec::new(),
             running: Vec::new(),
         }
     }
@@ -119,7 +119,7 @@ impl<E: Executor> Engine<E> {
     pub fn state(&self, request: RequestId) -> Option<RequestState> {
         if self.waiting.iter().any(|s| s.request == request) {
             Some(RequestState::Waiting)
-        } else if self.prefilling == Some(request) {
+        } else if self.prefilling.contains(&request) {
             Some(RequestState::Prefilling)
         } else if self.running.iter().any(|r| r.request == request) {
             Some(RequestState::Decoding)
@@ -133,7 +133,7 @@ impl<E: Executor> Engine<E> {
         let Some(state) = self.state(request) else { return false };
         match state {
             RequestState::Waiting => self.waiting.retain(|s| s.request != request),
-            RequestState::Prefilling => self.prefilling = None,
+            RequestState::Prefilling => self.prefilling.retain(|r| *r != request),
             RequestState::Decoding => self.running.retain(|r| r.request != request),
         }
         self.forget(request);
@@ -142,7 +142,7 @@ impl<E: Executor> Engine<E> {
 
     /// Whether nothing waits or runs.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.prefilling.is_none() && self.running.is_empty()
+        self.waiting.is_empty() && self.prefilling.is_empty() && self.running.is_empty()
     }
 
     /// Requests that decode together now.
@@ -150,14 +150,14 @@ impl<E: Executor> Engine<E> {
         self.running.len()
     }
 
-    /// Does one unit of work: a chunk of a prefill, then a decode step of everything that decodes.
+    /// Does one unit of work: a chunk of each prefill, then a decode step of everything that decodes.
     ///
     /// # Errors
     /// When the device is lost; every request has then ended.
     pub fn step(&mut self) -> anyhow::Result<Vec<Event>> {
         let mut events = Vec::new();
         let result = self.admit(&mut events).and_then(|()| {
-            self.advance_prefill(&mut events);
+            self.advance_prefills(&mut events);
             self.decode(&mut events)
         });
         if let Err(error) = result {
@@ -168,15 +168,17 @@ impl<E: Executor> Engine<E> {
     }
 
     fn admit(&mut self, events: &mut Vec<Event>) -> anyhow::Result<()> {
-        while self.prefilling.is_none() && self.running.len() < self.max_batch {
+        while self.prefilling.len() < self.executor.prompts_at_once()
+            && self.prefilling.len() + self.running.len() < self.max_batch
+        {
             let Some(sequence) = self.waiting.front() else { break };
             let request = sequence.request;
             match self.executor.admit(sequence.clone())? {
                 Admission::Admitted => {
                     self.waiting.pop_front();
-                    self.prefilling = Some(request);
+                    self.prefilling.push(request);
                 }
-                Admission::Wait { .. } if !self.running.is_empty() => break,
+                Admission::Wait { .. } if !(self.running.is_empty() && self.prefilling.is_empty()) => break,
                 // Nothing runs that could give memory back, so waiting would be forever.
                 Admission::Wait { reason } | Admission::Refused { reason } => {
                     self.waiting.pop_front();
@@ -188,19 +190,19 @@ impl<E: Executor> Engine<E> {
         Ok(())
     }
 
-    fn advance_prefill(&mut self, events: &mut Vec<Event>) {
-        let Some(request) = self.prefilling else { return };
-        match self.executor.prefill(request) {
-            Ok(PrefillProgress::Running { done, total }) => events.push(Event::Prefill { request, done, total }),
-            Ok(PrefillProgress::Done(token)) => {
-                self.prefilling = None;
-                self.running.push(Running { request, next: token, generated: 0, ended: false });
-                self.deliver(self.running.len() - 1, token, events);
-                self.running.retain(|r| !r.ended);
-            }
-            Err(error) => {
-                self.prefilling = None;
-                self.fail(request, error.to_string(), events);
+    fn advance_prefills(&mut self, events: &mut Vec<Event>) {
+        for request in std::mem::take(&mut self.prefilling) {
+            match self.executor.prefill(request) {
+                Ok(PrefillProgress::Running { done, total }) => {
+                    self.prefilling.push(request);
+                    events.push(Event::Prefill { request, done, total });
+                }
+                Ok(PrefillProgress::Done(token)) => {
+                    self.running.push(Running { request, next: token, generated: 0, ended: false });
+                    self.deliver(self.running.len() - 1, token, events);
+                    self.running.retain(|r| !r.ended);
+                }
+                Err(error) => self.fail(request, error.to_string(), events),
             }
         }
     }
@@ -259,7 +261,7 @@ impl<E: Executor> Engine<E> {
             self.executor.release(request);
         }
         self.waiting.clear();
-        self.prefilling = None;
+        self.prefilling.clear();
         self.running.clear();
     }
 }

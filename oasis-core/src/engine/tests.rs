@@ -12,6 +12,8 @@ struct Scripted {
     /// Requests of longer prompts are refused.
     longest_prompt: usize,
     live: HashMap<RequestId, Live>,
+    /// Prompts that are read in turn.
+    at_once: usize,
     /// Rows of each decode step.
     batches: Vec<usize>,
     released: Vec<RequestId>,
@@ -57,6 +59,7 @@ impl Scripted {
             room,
             longest_prompt: 20,
             live: HashMap::new(),
+            at_once: 1,
             batches: Vec::new(),
             released: Vec::new(),
             fail_prefill_of: None,
@@ -94,6 +97,10 @@ impl Executor for Scripted {
             true => PrefillProgress::Done(next_token(&live.prompt, live.prompt[total - 1])),
             false => PrefillProgress::Running { done, total },
         })
+    }
+
+    fn prompts_at_once(&self) -> usize {
+        self.at_once
     }
 
     fn decode(&mut self, rows: &[DecodeRow]) -> anyhow::Result<Vec<Result<TokenId, RequestError>>> {
@@ -185,6 +192,53 @@ fn requests_join_and_leave_while_others_decode() {
     assert!(executor.live.is_empty());
     let most = executor.batches.iter().max().copied();
     assert!(most.is_some_and(|most| (2..=3).contains(&most)), "{:?}", executor.batches);
+}
+
+#[test]
+fn prompts_are_read_in_turn_where_the_executor_wants_it() {
+    // The second one's prompt is short: with one at a time it waits for the first one's.
+    let prompts = [(0..12).collect::<Vec<u32>>(), vec![7, 8], vec![9, 9, 9], vec![1]];
+    for (at_once, max_batch, order) in
+        [(1, 4, [0, 1, 2, 3]), (2, 4, [1, 2, 3, 0]), (9, 4, [3, 1, 2, 0]), (9, 1, [0, 1, 2, 3])]
+    {
+        let mut engine = Engine::new(Scripted { at_once, ..Scripted::new(9) }, max_batch);
+        let ids = prompts.each_ref().map(|prompt| engine.submit(request(prompt, 20)).unwrap());
+        let (mut outcomes, mut first_tokens) = (Outcomes::default(), Vec::new());
+        while !engine.is_idle() {
+            assert!(ids.iter().filter(|id| engine.state(**id) == Some(RequestState::Prefilling)).count() <= at_once);
+            assert!(engine.batch() <= max_batch);
+            let events = engine.step().unwrap();
+            for event in &events {
+                let Event::Token { request, .. } = event else { continue };
+                let index = ids.iter().position(|id| id == request).unwrap();
+                if !first_tokens.contains(&index) {
+                    first_tokens.push(index);
+                }
+            }
+            outcomes.take(events);
+        }
+        assert_eq!(first_tokens, order, "{at_once} at once");
+        for (id, prompt) in ids.iter().zip(&prompts) {
+            outcomes.finished(*id, &answer(prompt, 20), FinishReason::Length);
+        }
+    }
+}
+
+#[test]
+fn prompts_in_turn_end_in_every_way() {
+    let mut engine = Engine::new(Scripted { at_once: 3, fail_prefill_of: Some(TokenId(13)), ..Scripted::new(2) }, 4);
+    // The third has no room while the others are read: it waits, it is not refused.
+    let ids = [vec![1, 2, 3, 4], vec![1, 13, 1], vec![5, 6]].map(|prompt| engine.submit(request(&prompt, 3)).unwrap());
+    engine.step().unwrap();
+    assert_eq!(
+        ids.map(|id| engine.state(id).unwrap()),
+        [RequestState::Prefilling, RequestState::Prefilling, RequestState::Waiting]
+    );
+    assert!(engine.cancel(ids[0]));
+    let outcomes = Outcomes::default().run(&mut engine);
+    assert_eq!(outcomes.failed(ids[1]), "the prompt cannot be read");
+    outcomes.finished(ids[2], &answer(&[5, 6], 3), FinishReason::Length);
+    assert!(engine.executor().live.is_empty());
 }
 
 #[test]

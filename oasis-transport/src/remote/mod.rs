@@ -12,6 +12,7 @@ mod peer;
 mod secret;
 mod session;
 mod store;
+mod tls;
 
 pub use codec::WireError;
 pub use message::{BlockRead, Fact, Message, NodeMetrics, PartResult, Service, WIRE_VERSION, split_hand_over};
@@ -20,3 +21,4 @@ pub use peer::{Arrived, Lent, PeerEvent, PeerOptions, PrefillPeer};
 pub use secret::Secret;
 pub use session::{Received, Session, SessionError, Terms, accept, connect};
 pub use store::{BlockReader, MAX_READ_BYTES, ReadResult, RemoteStore, RequestTraffic};
+pub use tls::{Tls, TlsError, TlsFiles};

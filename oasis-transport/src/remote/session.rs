@@ -3,9 +3,10 @@
 use super::codec::WireError;
 use super::message::{Fact, Message, Service, WIRE_VERSION};
 use super::secret::Secret;
+use super::tls::{Stream, Tls};
+use std::fmt::Display;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, ToSocketAddrs};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -48,6 +49,9 @@ pub enum SessionError {
         /// What came.
         found: &'static str,
     },
+    /// Encryption could not be agreed on.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// One end does not want the other.
     #[error("refused: {0}")]
     Refused(String),
@@ -68,6 +72,8 @@ impl From<std::io::Error> for SessionError {
 pub struct Terms {
     /// Both ends must know the same; none is a secret too.
     pub secret: Secret,
+    /// Whether what is said is encrypted, and how a server shows who it is.
+    pub tls: Tls,
     /// Both ends must state the same, in the same order.
     pub facts: Vec<Fact>,
     /// Most time that opening takes, that a message takes to be written, and that it stands still while it arrives.
@@ -96,8 +102,24 @@ struct Outgoing {
 }
 
 impl Session {
-    fn start(stream: TcpStream, timeout: Duration) -> Self {
-        let (reader, writer) = stream.into_split();
+    fn start(stream: Stream, timeout: Duration) -> Self {
+        match stream {
+            Stream::Plain(stream) => {
+                let (reader, writer) = stream.into_split();
+                Self::over(reader, writer, timeout)
+            }
+            Stream::Tls(stream) => {
+                let (reader, writer) = tokio::io::split(stream);
+                Self::over(reader, writer, timeout)
+            }
+        }
+    }
+
+    fn over(
+        reader: impl AsyncRead + Unpin + Send + 'static,
+        writer: impl AsyncWrite + Unpin + Send + 'static,
+        timeout: Duration,
+    ) -> Self {
         let (sender, incoming) = mpsc::channel(QUEUE);
         let (outgoing, queue) = mpsc::unbounded_channel();
         tokio::spawn(write_all(writer, queue, sender.clone(), timeout));
@@ -152,7 +174,7 @@ impl Drop for Session {
 }
 
 async fn write_all(
-    mut writer: OwnedWriteHalf,
+    mut writer: impl AsyncWrite + Unpin,
     mut queue: mpsc::UnboundedReceiver<Outgoing>,
     failures: mpsc::Sender<Result<Received, SessionError>>,
     limit: Duration,
@@ -166,9 +188,15 @@ async fn write_all(
             let _ = written.send(());
         }
     }
+    // The peer may have gone before.
+    let _ = timeout(limit, writer.shutdown()).await;
 }
 
-async fn read_all(mut reader: OwnedReadHalf, sender: mpsc::Sender<Result<Received, SessionError>>, limit: Duration) {
+async fn read_all(
+    mut reader: impl AsyncRead + Unpin,
+    sender: mpsc::Sender<Result<Received, SessionError>>,
+    limit: Duration,
+) {
     loop {
         let received = read(&mut reader, MAX_MESSAGE, limit).await;
         let failed = received.is_err();
@@ -202,7 +230,7 @@ async fn read(reader: &mut (impl AsyncRead + Unpin), limit: usize, stall: Durati
     Ok(Received { message: Message::decode(&bytes)?, bytes: 4 + length as u64 })
 }
 
-async fn write(writer: &mut OwnedWriteHalf, bytes: &[u8], limit: Duration) -> Result<(), SessionError> {
+async fn write(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8], limit: Duration) -> Result<(), SessionError> {
     let length = u32::try_from(bytes.len()).expect("below the limit of a message").to_le_bytes();
     let late = |_| SessionError::TimedOut { what: "sending a message", after: limit };
     timeout(limit, writer.write_all(&length)).await.map_err(late)??;
@@ -210,6 +238,8 @@ async fn write(writer: &mut OwnedWriteHalf, bytes: &[u8], limit: Duration) -> Re
     for piece in bytes.chunks(FIRST_BYTES) {
         timeout(limit, writer.write_all(piece)).await.map_err(late)??;
     }
+    // What encrypts holds back what it has.
+    timeout(limit, writer.flush()).await.map_err(late)??;
     Ok(())
 }
 
@@ -232,54 +262,114 @@ fn unexpected(expected: &'static str, message: &Message) -> SessionError {
     }
 }
 
-/// Opens a session for `service` with a node.
+/// Opens a session for `service` with a node at `host:port`, over TLS where authorities are named.
 ///
 /// # Errors
-/// When nobody answers in time, the secrets differ, or the node assumes something else.
-pub async fn connect(address: impl ToSocketAddrs, service: Service, terms: &Terms) -> Result<Session, SessionError> {
-    let greet = async {
-        let mut stream = TcpStream::connect(address).await?;
+/// When nobody answers in time, the node's certificate is not good, the secrets differ, or the node assumes something
+/// else.
+pub async fn connect(
+    address: impl ToSocketAddrs + Display,
+    service: Service,
+    terms: &Terms,
+) -> Result<Session, SessionError> {
+    let open = async {
+        let name = address.to_string();
+        let host = name.rsplit_once(':').map_or(name.as_str(), |(host, _)| host);
+        let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        let ours = nonce()?;
-        send_greeting(&mut stream, &Message::Hello { version: WIRE_VERSION, service, nonce: ours }).await?;
-        let theirs = match read_greeting(&mut stream, terms).await? {
-            Message::Challenge { nonce: theirs, proof } => {
-                if !terms.secret.verifies(&[SERVER, &ours, &theirs], &proof) {
-                    return Err(SessionError::Refused(WRONG_SECRET.to_owned()));
-                }
-                theirs
-            }
-            other => return Err(unexpected("a challenge", &other)),
-        };
-        let proof = terms.secret.proof(&[CLIENT, &ours, &theirs]);
-        send_greeting(&mut stream, &Message::Proof { proof, facts: terms.facts.clone() }).await?;
-        match read_greeting(&mut stream, terms).await? {
-            Message::Welcome => Ok(Session::start(stream, terms.timeout)),
-            other => Err(unexpected("a welcome", &other)),
+        let mut stream = terms.tls.connect(stream, host.trim_matches(['[', ']'])).await?;
+        match &mut stream {
+            Stream::Plain(stream) => introduce(stream, service, terms).await?,
+            Stream::Tls(stream) => introduce(stream, service, terms).await?,
         }
+        Ok(Session::start(stream, terms.timeout))
     };
     let late = |_| SessionError::TimedOut { what: "opening a session", after: terms.timeout };
-    timeout(terms.timeout, greet).await.map_err(late)?
+    timeout(terms.timeout, open).await.map_err(late)?
+}
+
+/// The client's end of the greeting.
+async fn introduce(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    service: Service,
+    terms: &Terms,
+) -> Result<(), SessionError> {
+    let ours = nonce()?;
+    send_greeting(stream, &Message::Hello { version: WIRE_VERSION, service, nonce: ours }).await?;
+    let theirs = match read_greeting(stream, terms).await? {
+        Message::Challenge { nonce: theirs, proof } => {
+            if !terms.secret.verifies(&[SERVER, &ours, &theirs], &proof) {
+                return Err(SessionError::Refused(WRONG_SECRET.to_owned()));
+            }
+            theirs
+        }
+        other => return Err(unexpected("a challenge", &other)),
+    };
+    let proof = terms.secret.proof(&[CLIENT, &ours, &theirs]);
+    send_greeting(stream, &Message::Proof { proof, facts: terms.facts.clone() }).await?;
+    match read_greeting(stream, terms).await? {
+        Message::Welcome => Ok(()),
+        other => Err(unexpected("a welcome", &other)),
+    }
 }
 
 /// Answers a client that has connected for `service`.
 ///
 /// # Errors
-/// When the client is silent, wants another service, does not know the secret, or assumes something else: it is told.
-pub async fn accept(mut stream: TcpStream, service: Service, terms: &Terms) -> Result<Session, SessionError> {
+/// When the client is silent, wants another service, does not know the secret, speaks plainly where TLS is required or the
+/// other way round, or assumes something else: it is told.
+pub async fn accept(stream: TcpStream, service: Service, terms: &Terms) -> Result<Session, SessionError> {
     stream.set_nodelay(true)?;
     let late = |_| SessionError::TimedOut { what: "opening a session", after: terms.timeout };
-    let greeted = timeout(terms.timeout, greet(&mut stream, service, terms)).await.map_err(late)?;
-    if let Err(SessionError::Refused(reason)) = &greeted {
-        let refused = Message::Refused { request: 0, reason: reason.clone() };
-        // The client may have gone.
-        let _ = timeout(terms.timeout, send_greeting(&mut stream, &refused)).await;
+    let accepted = timeout(terms.timeout, terms.tls.accept(stream)).await.map_err(late)?;
+    let mut stream = match accepted {
+        Ok(stream) => stream,
+        Err((told, error)) => {
+            if let (Some(mut stream), SessionError::Refused(reason)) = (told, &error) {
+                refuse(&mut stream, reason, terms).await;
+            }
+            return Err(error);
+        }
+    };
+    match &mut stream {
+        Stream::Plain(stream) => answer(stream, service, terms).await?,
+        Stream::Tls(stream) => answer(stream, service, terms).await?,
     }
-    greeted?;
     Ok(Session::start(stream, terms.timeout))
 }
 
-async fn greet(stream: &mut TcpStream, ours: Service, terms: &Terms) -> Result<(), SessionError> {
+async fn answer(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    service: Service,
+    terms: &Terms,
+) -> Result<(), SessionError> {
+    let late = |_| SessionError::TimedOut { what: "opening a session", after: terms.timeout };
+    let greeted = timeout(terms.timeout, greet(stream, service, terms)).await.map_err(late)?;
+    if let Err(SessionError::Refused(reason)) = &greeted {
+        refuse(stream, reason, terms).await;
+    }
+    greeted
+}
+
+/// Tells a client why it is not wanted; it may have gone.
+async fn refuse(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), reason: &str, terms: &Terms) {
+    let refused = Message::Refused { request: 0, reason: reason.to_owned() };
+    let tell = async {
+        send_greeting(stream, &refused).await?;
+        stream.shutdown().await?;
+        // Bytes that nobody has read would reset the connection before the reason is there.
+        let mut rest = [0; 256];
+        while stream.read(&mut rest).await? > 0 {}
+        Ok::<_, SessionError>(())
+    };
+    let _ = timeout(terms.timeout, tell).await;
+}
+
+async fn greet(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    ours: Service,
+    terms: &Terms,
+) -> Result<(), SessionError> {
     let client = match read_greeting(stream, terms).await? {
         Message::Hello { version, .. } if version != WIRE_VERSION => {
             let text =
@@ -321,14 +411,15 @@ fn compare(ours: &[Fact], theirs: &[Fact]) -> Result<(), String> {
     Ok(())
 }
 
-async fn send_greeting(stream: &mut TcpStream, message: &Message) -> Result<(), SessionError> {
+async fn send_greeting(stream: &mut (impl AsyncWrite + Unpin), message: &Message) -> Result<(), SessionError> {
     let bytes = message.encode();
     let length = u32::try_from(bytes.len()).expect("greetings are short").to_le_bytes();
     stream.write_all(&[&length[..], &bytes].concat()).await?;
+    stream.flush().await?;
     Ok(())
 }
 
-async fn read_greeting(stream: &mut TcpStream, terms: &Terms) -> Result<Message, SessionError> {
+async fn read_greeting(stream: &mut (impl AsyncRead + Unpin), terms: &Terms) -> Result<Message, SessionError> {
     Ok(read(stream, MAX_GREETING, terms.timeout).await?.message)
 }
 

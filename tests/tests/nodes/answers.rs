@@ -98,6 +98,38 @@ fn partial_transfer_brings_less_and_fetches_what_is_missed_once() {
     });
 }
 
+#[test]
+fn a_short_prompt_does_not_wait_for_a_long_one() {
+    within(LIMIT, || {
+        let setup = setup("draft-query", "fetch-all");
+        let requests = [request(&prompt(450, 1), 6), request(&prompt(21, 2), 6), request(&prompt(22, 3), 1)];
+        let expected = alone(&setup, &requests);
+        let prefill = setup.prefill();
+        // Of one decode node, or of one each.
+        let mut decode = setup.decode(prefill.address(), TransferMode::Partial);
+        let mut jobs = 0;
+        let (_, said) = run(&mut decode, &requests, |_, _, said| {
+            jobs = jobs.max(prefill.status().jobs);
+            assert!(said[0].tokens.is_empty() || said[1..].iter().all(|said| said.finished), "{said:?}");
+        });
+        assert_eq!(said, expected);
+        assert!(jobs > 1, "one prompt at a time");
+        assert_idle(&prefill, decode.executor());
+
+        let (setup, address) = (&setup, prefill.address());
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            let ask = |request| {
+                let mut decode = setup.decode(address, TransferMode::Partial);
+                run(&mut decode, std::slice::from_ref(request), |_, _, _| ()).1
+            };
+            let asked: Vec<_> = requests.iter().map(|request| scope.spawn(move || ask(request))).collect();
+            asked.into_iter().flat_map(|asked| asked.join().unwrap()).collect()
+        });
+        assert_eq!(answers, expected);
+        assert_idle(&prefill, decode.executor());
+    });
+}
+
 /// Answers of real models, tokens of prose.
 fn real(setup: &Setup, requests: &[GenerateRequest]) {
     let expected = alone(setup, requests);

@@ -2,7 +2,6 @@
 
 use crate::{LIMIT, alone, setup};
 use oasis_core::ids::RequestId;
-use oasis_core::testkit::{Random, for_all};
 use oasis_nodes::{PrefillNode, PrefillOptions, TransferMode};
 use oasis_tests::drive::request;
 use oasis_tests::nodes::{Network, Said, Setup, assert_idle, eventually, run};
@@ -94,51 +93,6 @@ fn a_slow_network_changes_no_token_and_a_silent_one_ends_in_time() {
             assert!(tokens > 2 || first.is_some_and(|e| reasons.iter().any(|r| e.contains(r))), "{tokens}: {errors:?}");
             assert!(errors[2].is_some(), "{tokens}: {errors:?}");
         }
-    });
-}
-
-/// What one random case does to the network, and when.
-fn random_fault(random: &mut Random, bytes: u64) -> impl FnMut(&Network, usize, &[Said]) + use<> {
-    let (kind, at) = (random.below(4), random.below(30));
-    let after = random.below(bytes as usize) as u64;
-    let delay = Duration::from_millis(random.below(4) as u64);
-    move |network, number, said| {
-        if number == 0 {
-            network.delay(delay);
-        }
-        match kind {
-            0 if number == 0 => network.cut_after(after),
-            1 if said.iter().map(|said| said.tokens.len()).sum::<usize>() == at => network.cut(),
-            // Longer than the deadline, or shorter.
-            2 => network.stop(said.iter().map(|said| said.tokens.len()).sum::<usize>() >= at),
-            3 if number == at => {
-                network.stop(true);
-                std::thread::sleep(Duration::from_millis(20));
-                network.stop(false);
-            }
-            _ => {}
-        }
-    }
-}
-
-#[test]
-fn random_faults_give_no_wrong_token_and_leave_nothing() {
-    within(Duration::from_secs(3000), || {
-        let mut setup = setup("draft-query", "fetch-all");
-        setup.timeout = Duration::from_millis(150);
-        let prefill = setup.prefill();
-        let network = Network::new(prefill.address());
-        survive(&setup, &prefill, &network, |_, _, _| ());
-        let bytes = network.passed();
-        // Each waits for deadlines: not as many as other random tests have.
-        let cases = std::env::var("OASIS_NODE_FAULTS").ok().and_then(|text| text.parse().ok()).unwrap_or(25);
-        let mut failed = 0;
-        for_all(cases, |random| {
-            let fault = random_fault(random, bytes);
-            failed += survive(&setup, &prefill, &network, fault).iter().flatten().count();
-        });
-        eprintln!("{cases} cases, {failed} requests failed");
-        assert!(failed as u64 > cases / 2, "{failed} requests failed");
     });
 }
 

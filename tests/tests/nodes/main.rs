@@ -4,6 +4,7 @@ mod access;
 mod answers;
 mod faults;
 mod one_sided;
+mod random;
 
 use oasis_core::engine::GenerateRequest;
 use oasis_models::cpu::CpuOptions;

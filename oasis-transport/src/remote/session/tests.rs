@@ -3,7 +3,7 @@ use tokio::net::TcpListener;
 
 fn terms(secret: &str, facts: &[(&str, u32)]) -> Terms {
     let facts = facts.iter().map(|(name, value)| Fact::new(*name, value)).collect();
-    Terms { secret: Secret::new(secret), facts, timeout: Duration::from_millis(400) }
+    Terms { secret: Secret::new(secret), tls: Tls::default(), facts, timeout: Duration::from_millis(400) }
 }
 
 /// What client and server say of an attempt to open a session.
@@ -122,7 +122,7 @@ async fn a_message_that_stops_half_way_ends_the_session() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let limit = Duration::from_millis(100);
-    let mut session = Session::start(listener.accept().await.unwrap().0, limit);
+    let mut session = Session::start(Stream::Plain(listener.accept().await.unwrap().0), limit);
     // Idleness between messages is nothing.
     tokio::time::sleep(3 * limit).await;
     client.write_all(&[9, 0, 0, 0, 13, 1]).await.unwrap();
@@ -134,7 +134,7 @@ async fn a_peer_that_does_not_read_is_given_up() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let limit = Duration::from_millis(100);
-    let mut session = Session::start(listener.accept().await.unwrap().0, limit);
+    let mut session = Session::start(Stream::Plain(listener.accept().await.unwrap().0), limit);
     let large = Message::Blocks { id: 1, parts: vec![Ok(vec![0; 64 << 20])] };
     assert_eq!(session.send(&large).await, Err(SessionError::Closed));
     assert_eq!(session.next().await, Err(SessionError::TimedOut { what: "sending a message", after: limit }));
