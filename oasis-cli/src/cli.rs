@@ -31,7 +31,7 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Measure over a grid of settings, resume where it ended, and draw the results
     Sweep(sweep::SweepArgs),
-    /// Draw what `run --trace` recorded
+    /// Record and replay selections; draw what `run --trace` recorded
     Trace(trace::TraceArgs),
     /// List the policies, transports and stores that are linked in
     List(list::ListArgs),
