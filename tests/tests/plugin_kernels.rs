@@ -6,7 +6,7 @@ use oasis_tests as _;
 
 use oasis_core::policy::{DeviceCode, SelectorSpec};
 use oasis_cuda::compile::{Compiler, Nvrtc};
-use oasis_cuda::kernels::Select;
+use oasis_cuda::kernels::{KernelSpec, Select};
 use std::io::Write;
 
 /// The code that `oasis new-policy selector` writes.
