@@ -112,12 +112,21 @@ pub fn build_policies(resolved: &Resolved, model: &Model) -> CliResult<Policies>
     let policies = Policies {
         summarizer: config.summarizer.build(shape).map_err(locate(Role::Summarizer))?.into(),
         predictor: config.predictor.build().map_err(locate(Role::Predictor))?,
-        selector: config.selector.build().map_err(locate(Role::Selector))?,
+        selector: build_selector(resolved)?,
         transport: config.transport.build().map_err(locate(Role::Transport))?,
         store: config.store.build().map_err(locate(Role::Store))?,
     };
     check_fit(resolved, &*policies.predictor, model)?;
     Ok(policies)
+}
+
+/// Builds the selector alone, which needs no model.
+///
+/// # Errors
+/// Names the key that has an impossible value, and where the value came from.
+pub fn build_selector(resolved: &Resolved) -> CliResult<Box<dyn Selector>> {
+    let built = resolved.config.selector.build();
+    built.map_err(|error| CliError::from(resolved.locate(spec_error(Role::Selector, error))))
 }
 
 /// An error of one field of a role's spec.

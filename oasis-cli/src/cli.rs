@@ -33,7 +33,7 @@ pub enum Command {
     Sweep(sweep::SweepArgs),
     /// Compute what measured values say of what was not measured
     Model(model::ModelCommandArgs),
-    /// Draw what `run --trace` recorded
+    /// Record and replay selections; draw what `run --trace` recorded
     Trace(trace::TraceArgs),
     /// List the policies, transports and stores that are linked in
     List(list::ListArgs),

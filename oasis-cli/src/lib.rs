@@ -30,6 +30,7 @@ mod machine;
 mod nodes;
 mod progress;
 mod prompt;
+mod replay;
 pub mod report;
 mod settings;
 mod svg;
@@ -96,7 +97,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> CliResult {
         Command::Bench(args) => commands::bench::run(args, &cli.global, out),
         Command::Sweep(args) => commands::sweep::run(args, &cli.global, out),
         Command::Model(args) => commands::model::run(args, out),
-        Command::Trace(args) => commands::trace::run(args, out),
+        Command::Trace(args) => commands::trace::run(args, &cli.global, out),
         Command::NewPolicy(args) => commands::new_policy::run(args, out),
         Command::List(args) => commands::list::run(args, out),
         Command::Explain(args) => commands::explain::run(args, &cli.global, out),

@@ -23,7 +23,15 @@ pub fn config_file(global: &GlobalArgs) -> Option<PathBuf> {
 /// # Errors
 /// When the file cannot be read, or one value is wrong.
 pub fn resolve(global: &GlobalArgs, arguments: Vec<Layer>) -> CliResult<Resolved> {
-    let mut layers = Vec::new();
+    resolve_over(Vec::new(), global, arguments)
+}
+
+/// As [`resolve`], over `base` in place of the defaults.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn resolve_over(base: Vec<Layer>, global: &GlobalArgs, arguments: Vec<Layer>) -> CliResult<Resolved> {
+    let mut layers = base;
     if let Some(path) = config_file(global) {
         layers.push(read(&path)?);
     }

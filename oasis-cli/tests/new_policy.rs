@@ -41,9 +41,8 @@ fn scaffold(folder: &Path, role: &str, name: &str) {
 #[test]
 fn new_crates_of_every_role_pass_their_tests() {
     let folder = tempdir().unwrap();
-    let members = [("selector", "my-selector"), ("summarizer", "my-summarizer"), ("predictor", "my-predictor")];
-    for (role, name) in members {
-        scaffold(folder.path(), role, name);
+    for role in ["selector", "summarizer", "predictor", "transport", "store"] {
+        scaffold(folder.path(), role, &format!("my-{role}"));
     }
     // Versions and profiles of the repository's own workspace: what is compiled already is used again, offline.
     let workspace = std::fs::read_to_string(checkout().join("Cargo.toml")).unwrap();
@@ -60,7 +59,7 @@ fn new_crates_of_every_role_pass_their_tests() {
     assert_eq!(code, 0, "{out}\n{err}");
     let tests = out + &err;
     let passed = tests.lines().filter_map(|line| line.strip_prefix("test result: ok. ")?.split(' ').next());
-    assert_eq!(passed.map(|count| count.parse::<usize>().unwrap()).sum::<usize>(), 5, "{tests}");
+    assert_eq!(passed.map(|count| count.parse::<usize>().unwrap()).sum::<usize>(), 8, "{tests}");
     // The profiles name crates that these do not need.
     let is_ours = |line: &&str| line.starts_with("warning") && !line.contains("profile package spec");
     assert_eq!(tests.lines().find(is_ours), None, "{tests}");

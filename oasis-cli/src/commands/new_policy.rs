@@ -29,6 +29,10 @@ enum Template {
     Summarizer,
     /// Whose query counts, and the ranking
     Predictor,
+    /// How entries reach slots
+    Transport,
+    /// Where the full KV lies
+    Store,
 }
 
 macro_rules! template {
@@ -44,6 +48,8 @@ impl Template {
             Self::Selector => (template!("selector.rs"), template!("selector-tests.rs")),
             Self::Summarizer => (template!("summarizer.rs"), template!("summarizer-tests.rs")),
             Self::Predictor => (template!("predictor.rs"), template!("predictor-tests.rs")),
+            Self::Transport => (template!("transport.rs"), template!("transport-tests.rs")),
+            Self::Store => (template!("store.rs"), template!("store-tests.rs")),
         };
         let mut files = vec![
             ("Cargo.toml", template!("Cargo.toml")),
@@ -55,6 +61,19 @@ impl Template {
             files.push(("src/order.cuh", template!("order.cuh")));
         }
         files
+    }
+}
+
+impl Template {
+    /// Lines of the manifest for crates that this role needs beyond the others'.
+    fn dependencies(self) -> &'static str {
+        match self {
+            Self::Selector | Self::Summarizer | Self::Predictor => "",
+            Self::Transport => "anyhow = \"1\"\nasync-trait = \"0.1\"\n",
+            Self::Store => {
+                "async-trait = \"0.1\"\nbytemuck = { version = \"1\", features = [\"extern_crate_alloc\"] }\n"
+            }
+        }
     }
 }
 
@@ -83,6 +102,7 @@ pub fn run(args: &NewPolicyArgs, out: &mut dyn Write) -> CliResult {
         ("{{Type}}", args.name.split('-').map(capital).collect()),
         ("{{core}}", dependency("oasis-core")?),
         ("{{cli}}", dependency("oasis-cli")?),
+        ("{{dependencies}}", args.role.dependencies().to_owned()),
     ];
     for (path, text) in args.role.files() {
         let text = replacements.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));

@@ -5,7 +5,7 @@ use crate::args::ModelArgs;
 use crate::assemble::{self, Model};
 use crate::commands::demo;
 use crate::error::{CliError, CliResult};
-use crate::eval::meter::{AgreementMeter, Source, Totals};
+use crate::eval::meter::{AgreementMeter, Chooser, Source, Totals};
 use crate::generate::{Finish, Generation, generate};
 use crate::nodes::{self, NodeArgs};
 use crate::prompt::PromptArgs;
@@ -251,14 +251,9 @@ impl Audit {
             }
         };
         let geometry = info.geometry;
-        let (meter, totals) = AgreementMeter::new(
-            summarizer,
-            geometry.head_shape(),
-            geometry.layers,
-            geometry.kv_heads,
-            budget,
-            Aggregate::Sum,
-        );
+        let (shape, kv_heads) = (geometry.head_shape(), geometry.kv_heads);
+        let chooser = Chooser { summarizer, shape, kv_heads, budget, aggregate: Aggregate::Sum };
+        let (meter, totals) = AgreementMeter::new(chooser, geometry.layers);
         executor.set_observer(Some(Box::new(meter)));
         Ok(Self { totals, source })
     }

@@ -1,69 +1,16 @@
 //! Agreement of the draft query's choice with the next step's own, layer by layer (paper, Fig. 6).
 
 use crate::error::{CliError, CliResult};
-use crate::eval::meter::{AgreementMeter, Source, Totals};
+use crate::eval::meter::{AgreementMeter, Chooser, Source, Totals};
+use crate::eval::window::Window;
 use crate::text::columns;
 use oasis_core::executor::{DecodeRow, Executor};
-use oasis_core::ids::{RequestId, TokenId};
+use oasis_core::ids::RequestId;
 use oasis_core::policy::Aggregate;
 use oasis_core::sampling::SamplingParams;
 use oasis_models::cpu::{CpuExecutor, CpuModel, PromptState};
 use serde::Serialize;
 use std::sync::PoisonError;
-
-/// A context and the tokens that follow it; the normal token is forced along them.
-pub struct Window {
-    /// Tokens before the first measured step.
-    pub context: Vec<TokenId>,
-    /// Tokens of the measured steps, and the one after the last.
-    pub forced: Vec<TokenId>,
-}
-
-impl Window {
-    /// Windows of `context + steps + 1` tokens from a text, at most `count`, spread evenly over it.
-    ///
-    /// # Errors
-    /// When the text has not even one.
-    pub fn cut(tokens: &[TokenId], context: usize, steps: usize, count: usize) -> CliResult<Vec<Self>> {
-        let length = context + steps + 1;
-        let Some(room) = tokens.len().checked_sub(length) else {
-            return Err(CliError::input(
-                format!("the text: expected at least {length} tokens, found {}", tokens.len()),
-                "choose a longer text, or lower --context or --steps",
-            ));
-        };
-        // Overlapping windows would count the same steps twice.
-        let count = count.clamp(1, tokens.len() / length);
-        let starts = (0..count).map(|i| if count == 1 { 0 } else { room * i / (count - 1) });
-        Ok(starts
-            .map(|start| {
-                let (context, forced) = tokens[start..start + length].split_at(context);
-                Self { context: context.to_vec(), forced: forced.to_vec() }
-            })
-            .collect())
-    }
-}
-
-impl Window {
-    /// Replaces the forced tokens by the model's own greedy continuation of the context, read densely.
-    ///
-    /// # Errors
-    /// When the request fails.
-    pub fn continue_greedily(&mut self, dense: &mut CpuExecutor, model: &CpuModel, prefill_chunk: usize) -> CliResult {
-        let request = RequestId(1);
-        let state = PromptState::read(model, &self.context, prefill_chunk, &mut |_, _| ());
-        let mut token = dense.resume(&state, request, self.forced.len(), SamplingParams::default())?;
-        for index in 0..self.forced.len() {
-            self.forced[index] = token;
-            if index + 1 < self.forced.len() {
-                let next = dense.decode(&[DecodeRow { request, token }])?.remove(0);
-                token = next.map_err(|error| CliError::Failure(error.to_string()))?;
-            }
-        }
-        dense.release(request);
-        Ok(())
-    }
-}
 
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -101,9 +48,14 @@ pub fn measure(
     mut progress: impl FnMut(usize),
 ) -> CliResult<AgreementReport> {
     let geometry = executor.info().geometry;
-    let summarizer = executor.summarizer().expect("a sparse executor has a summarizer");
-    let (meter, totals) =
-        AgreementMeter::new(summarizer, geometry.head_shape(), geometry.layers, geometry.kv_heads, budget, aggregate);
+    let chooser = Chooser {
+        summarizer: executor.summarizer().expect("a sparse executor has a summarizer"),
+        shape: geometry.head_shape(),
+        kv_heads: geometry.kv_heads,
+        budget,
+        aggregate,
+    };
+    let (meter, totals) = AgreementMeter::new(chooser, geometry.layers);
     executor.set_observer(Some(Box::new(meter)));
     let (mut right, mut guesses) = (0, 0);
     for (index, window) in windows.iter().enumerate() {

@@ -1,15 +1,13 @@
 //! Coverage: how much of dense attention's weight lies on what a policy has on the device, layer by layer.
 
 use crate::error::{CliError, CliResult};
-use crate::eval::agreement::Window;
-use crate::eval::recall::{Contender, Recall};
+use crate::eval::setting::{Contender, Setting};
+use crate::eval::window::Window;
 use crate::text::columns;
-use oasis_core::executor::{DecodeRow, Executor};
-use oasis_core::ids::{BlockId, KvHead, RequestId};
+use oasis_core::executor::Executor;
+use oasis_core::ids::{BlockId, KvHead};
 use oasis_core::memory::Resident;
-use oasis_core::pipeline::Tracer;
-use oasis_core::sampling::SamplingParams;
-use oasis_models::cpu::{CpuExecutor, CpuOptions, LayerView, PromptState, Residency, StepObserver};
+use oasis_models::cpu::{LayerView, PromptState, StepObserver};
 use serde::Serialize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -115,39 +113,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Decodes the window's forced tokens.
-fn follow(executor: &mut CpuExecutor, state: &PromptState, window: &Window) -> CliResult {
-    let request = RequestId(1);
-    executor.resume(state, request, window.forced.len(), SamplingParams::default())?;
-    for &token in &window.forced[..window.forced.len() - 1] {
-        executor
-            .decode(&[DecodeRow { request, token }])?
-            .remove(0)
-            .map_err(|error| CliError::Failure(error.to_string()))?;
-    }
-    executor.release(request);
-    Ok(())
-}
-
-/// Measures every contender that decodes sparsely along `windows`; `progress` hears of each window.
+/// Measures every contender along `windows`; `progress` hears of each window.
 ///
 /// # Errors
 /// When a contender's settings are wrong or a request fails.
 pub fn measure(
-    setting: &Recall<'_>,
+    setting: &Setting<'_>,
     contenders: &[Contender],
-    options: CpuOptions,
     windows: &[Window],
     mut progress: impl FnMut(usize),
 ) -> CliResult<Vec<Coverage>> {
-    let mut dense = CpuExecutor::new(setting.weights.clone(), Residency::Dense, options, Tracer::default())?;
+    let mut dense = setting.dense()?;
     let layers = dense.info().geometry.layers;
-    let mut sparse = Vec::new();
+    let mut rows = Vec::new();
     for contender in contenders {
         let executor = contender.executor(setting)?;
-        if executor.info().budget_blocks.is_some() {
-            sparse.push((contender.name(), executor, Arc::new(Mutex::new(vec![(0.0, 0); layers]))));
-        }
+        // Dense decoding covers everything, by definition.
+        let sums = if executor.info().budget_blocks.is_some() { (0.0, 0) } else { (1.0, 1) };
+        rows.push((contender.name(), executor, Arc::new(Mutex::new(vec![sums; layers]))));
     }
     for (done, window) in windows.iter().enumerate() {
         if crate::interrupt::requested() {
@@ -156,15 +139,15 @@ pub fn measure(
         let state = PromptState::read(&setting.weights, &window.context, setting.prefill_chunk, &mut |_, _| ());
         let weights = Recorded::default();
         dense.set_observer(Some(Box::new(Recorder(weights.clone()))));
-        follow(&mut dense, &state, window)?;
-        for (_, executor, sums) in &mut sparse {
+        window.follow(&mut dense, &state, |_, _| ())?;
+        for (_, executor, sums) in rows.iter_mut().filter(|(_, executor, _)| executor.info().budget_blocks.is_some()) {
             let comparer = Comparer { weights: weights.clone(), seen: 0, sums: sums.clone() };
             executor.set_observer(Some(Box::new(comparer)));
-            follow(executor, &state, window)?;
+            window.follow(executor, &state, |_, _| ())?;
         }
         progress(done + 1);
     }
-    let coverage = sparse.into_iter().map(|(policy, executor, sums)| {
+    let coverage = rows.into_iter().map(|(policy, executor, sums)| {
         let stats = executor.stats();
         let layers: Vec<f64> = lock(&sums).iter().map(|(sum, count)| sum / *count as f64).collect();
         Coverage {
@@ -179,7 +162,7 @@ pub fn measure(
 }
 
 /// The measurements as a table.
-pub fn render(coverage: &[Coverage], windows: &[Window], budget: usize) -> String {
+pub fn render(coverage: &[Coverage], windows: &[Window], budget: &str) -> String {
     let (contexts, steps) = (windows.iter().map(|w| w.context.len()), windows.iter().map(|w| w.forced.len() - 1));
     let mut text = format!(
         "share of dense attention's weight on resident blocks and the tail; budget {budget} blocks, {} contexts of {} to \

@@ -73,38 +73,28 @@ impl Totals {
     }
 }
 
-/// Compares the choice that the queries of one step would make for the next with what the next step's own query
-/// chooses, over the blocks that are complete by then. The queries of a step are kept until then, so that a block that
-/// was completed in between is ranked by both.
-pub struct AgreementMeter {
-    summarizer: Arc<dyn Summarizer>,
-    shape: HeadShape,
-    kv_heads: usize,
-    budget: usize,
-    aggregate: Aggregate,
-    /// Queries of the step before, with whether row 1 was a draft row.
-    before: HashMap<(RequestId, LayerId), (Vec<f32>, bool)>,
-    totals: Arc<Mutex<Totals>>,
+/// The choice that a query would make by itself.
+pub struct Chooser {
+    /// Scores.
+    pub summarizer: Arc<dyn Summarizer>,
+    /// Shape of a KV head.
+    pub shape: HeadShape,
+    /// KV heads of a layer.
+    pub kv_heads: usize,
+    /// Blocks chosen, K.
+    pub budget: usize,
+    /// How the query heads of a group are joined.
+    pub aggregate: Aggregate,
 }
 
-impl AgreementMeter {
-    /// A meter for `layers` layers of `kv_heads` KV heads of `shape`, and a handle to what it measures.
-    pub fn new(
-        summarizer: Arc<dyn Summarizer>,
-        shape: HeadShape,
-        layers: usize,
-        kv_heads: usize,
-        budget: usize,
-        aggregate: Aggregate,
-    ) -> (Self, Arc<Mutex<Totals>>) {
-        let totals =
-            Arc::new(Mutex::new(Totals { layers: vec![LayerTotals::default(); layers], guessed_right: false }));
-        let before = HashMap::new();
-        (Self { summarizer, shape, kv_heads, budget, aggregate, before, totals: totals.clone() }, totals)
+impl Chooser {
+    /// Elements of one row's queries.
+    pub fn row(&self) -> usize {
+        self.kv_heads * self.shape.group * self.shape.head_dim
     }
 
     /// Top-K of one row's queries `[kv_heads][group][head_dim]`, sorted by block, per KV head.
-    fn choose(&self, queries: &[f32], summaries: &Summaries) -> Vec<Vec<BlockId>> {
+    pub fn choose(&self, queries: &[f32], summaries: &Summaries) -> Vec<Vec<BlockId>> {
         let (blocks, group) = (summaries.blocks(), self.shape.group * self.shape.head_dim);
         let mut scores = vec![0.0; self.kv_heads * blocks];
         let mut tasks: Vec<ScoreTask<'_>> = (scores.chunks_exact_mut(blocks.max(1)).enumerate())
@@ -124,35 +114,54 @@ impl AgreementMeter {
     }
 }
 
+/// Compares the choice that the queries of one step would make for the next with what the next step's own query
+/// chooses, over the blocks that are complete by then. The queries of a step are kept until then, so that a block that
+/// was completed in between is ranked by both.
+pub struct AgreementMeter {
+    chooser: Chooser,
+    /// Queries of the step before, with whether row 1 was a draft row.
+    before: HashMap<(RequestId, LayerId), (Vec<f32>, bool)>,
+    totals: Arc<Mutex<Totals>>,
+}
+
+impl AgreementMeter {
+    /// A meter for `layers` layers, and a handle to what it measures.
+    pub fn new(chooser: Chooser, layers: usize) -> (Self, Arc<Mutex<Totals>>) {
+        let totals =
+            Arc::new(Mutex::new(Totals { layers: vec![LayerTotals::default(); layers], guessed_right: false }));
+        (Self { chooser, before: HashMap::new(), totals: totals.clone() }, totals)
+    }
+}
+
 impl StepObserver for AgreementMeter {
     fn layer(&mut self, view: &LayerView<'_>) {
-        let row = self.kv_heads * self.shape.group * self.shape.head_dim;
+        let (row, kv_heads) = (self.chooser.row(), self.chooser.kv_heads);
         let key = (view.request, view.layer);
         let before = self.before.insert(key, (view.queries.to_vec(), view.has_draft));
         // With no more blocks than the budget every choice is the same.
-        let Some((before, drafted)) = before.filter(|_| view.summaries.blocks() > self.budget) else { return };
-        let exact = self.choose(&view.queries[..row], view.summaries);
+        let Some((before, drafted)) = before.filter(|_| view.summaries.blocks() > self.chooser.budget) else { return };
+        let exact = self.chooser.choose(&view.queries[..row], view.summaries);
         let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
         let guessed_right = totals.guessed_right;
         let layer = &mut totals.layers[view.layer.index()];
-        layer.count += self.kv_heads;
+        layer.count += kv_heads;
         for (index, queries) in before.chunks_exact(row).enumerate() {
-            let agreement: f64 = (self.choose(queries, view.summaries).iter().zip(&exact))
+            let agreement: f64 = (self.chooser.choose(queries, view.summaries).iter().zip(&exact))
                 .map(|(predicted, exact)| share(predicted, exact))
                 .sum();
             match index {
                 0 => layer.previous += agreement,
                 1 if drafted => {
                     layer.draft += agreement;
-                    layer.drafts += self.kv_heads;
+                    layer.drafts += kv_heads;
                     if guessed_right {
                         layer.right += agreement;
-                        layer.rights += self.kv_heads;
+                        layer.rights += kv_heads;
                     }
                 }
                 _ => {
                     layer.probe += agreement;
-                    layer.probes += self.kv_heads;
+                    layer.probes += kv_heads;
                 }
             }
         }
@@ -164,7 +173,7 @@ impl StepObserver for AgreementMeter {
 }
 
 /// Share of `exact` that is in `predicted`; both sorted.
-fn share(predicted: &[BlockId], exact: &[BlockId]) -> f64 {
+pub fn share(predicted: &[BlockId], exact: &[BlockId]) -> f64 {
     exact.iter().filter(|block| predicted.binary_search(block).is_ok()).count() as f64 / exact.len().max(1) as f64
 }
 

@@ -2,7 +2,16 @@
 
 pub mod agreement;
 pub mod coverage;
+pub mod divergence;
+pub mod logits;
 pub mod meter;
+pub mod perplexity;
 pub mod recall;
+pub mod setting;
 pub mod statistics;
 pub mod tasks;
+pub mod turnover;
+pub mod window;
+
+#[cfg(test)]
+mod tests;

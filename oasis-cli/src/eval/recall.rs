@@ -1,79 +1,21 @@
 //! Recall: exact match of greedy answers, policy by policy, over one prefill of each prompt.
 
-use crate::args::GlobalArgs;
-use crate::assemble::{self, Model};
 use crate::error::{CliError, CliResult};
+use crate::eval::setting::{Contender, Setting};
 use crate::eval::statistics::wilson;
 use crate::eval::tasks::Task;
-use crate::settings::resolve;
 use crate::text::columns;
-use crate::tokens::ModelText;
-use oasis_core::config::{Config, Layer};
+use oasis_core::config::Config;
 use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::ids::{RequestId, TokenId};
-use oasis_core::pipeline::Tracer;
 use oasis_core::sampling::SamplingParams;
-use oasis_models::cpu::{CpuExecutor, CpuModel, PromptState};
+use oasis_models::cpu::{CpuExecutor, PromptState};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Tasks that are reported but left out of the headline: dense attention fails the first, a context of nothing but
 /// facts is too dense for block summaries in the second.
 const HARD: [&str; 2] = ["hop2", "kv_dense"];
-
-/// A policy under test: a name and the settings that make it.
-pub struct Contender {
-    name: String,
-    settings: Vec<String>,
-}
-
-impl Contender {
-    /// From `key=value,key=value`.
-    fn parse(text: &str) -> Self {
-        Self { name: text.to_owned(), settings: text.split(',').map(str::to_owned).collect() }
-    }
-
-    /// The configuration as it is, or the usual ones; then one for each of `with`.
-    pub fn choose(configured: bool, with: &[String]) -> Vec<Self> {
-        let alone = || vec![Self { name: "configured".to_owned(), settings: Vec::new() }];
-        let mut contenders = if configured { alone() } else { Self::defaults() };
-        contenders.extend(with.iter().map(|text| Self::parse(text)));
-        contenders
-    }
-
-    /// Dense decoding, the upper and the lower bound, and the policies between.
-    fn defaults() -> Vec<Self> {
-        let rows: [(&str, &[&str]); 5] = [
-            ("dense", &["kv.budget_blocks=all"]),
-            ("exact + fetch-all", &["predictor.kind=exact", "selector.kind=fetch-all"]),
-            ("draft-query + capped-lru", &["predictor.kind=draft-query", "selector.kind=capped-lru"]),
-            ("last-query + capped-lru", &["predictor.kind=last-query", "selector.kind=capped-lru"]),
-            ("static", &["predictor.kind=last-query", "selector.kind=static"]),
-        ];
-        let owned = |settings: &[&str]| settings.iter().map(ToString::to_string).collect();
-        rows.into_iter().map(|(name, settings)| Self { name: name.to_owned(), settings: owned(settings) }).collect()
-    }
-
-    /// What it is called in tables.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// An executor with its settings over those of `recall`.
-    ///
-    /// # Errors
-    /// When a setting is wrong.
-    pub fn executor(&self, recall: &Recall<'_>) -> CliResult<CpuExecutor> {
-        let mut layers = recall.arguments.to_vec();
-        for setting in &self.settings {
-            layers.push(Layer::assignment(setting, setting)?);
-        }
-        let resolved = resolve(recall.global, layers)?;
-        let policies = assemble::build_policies(&resolved, recall.model)?;
-        assemble::start_executor(&resolved.config, recall.weights.clone(), policies, Tracer::default())
-    }
-}
 
 /// What one policy did at one length.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -123,73 +65,55 @@ impl Score {
     }
 }
 
-/// What is measured.
-pub struct Recall<'a> {
-    /// Options of the command line, under every contender's own settings.
-    pub global: &'a GlobalArgs,
-    /// Layers of the command's own arguments.
-    pub arguments: &'a [Layer],
-    /// The opened model.
-    pub model: &'a Model,
-    /// Its weights.
-    pub weights: Arc<CpuModel>,
-    /// Its tokenizer and template.
-    pub text: ModelText<'a>,
-    /// Tokens of one prefill chunk.
-    pub prefill_chunk: usize,
-}
-
-impl Recall<'_> {
-    /// Runs all contenders over the prompts of one length; `progress` hears of each prompt.
-    ///
-    /// # Errors
-    /// When a contender's settings are wrong, a prompt is too long, or a request fails.
-    pub fn run(
-        &self,
-        contenders: &[Contender],
-        tasks: &[&Task],
-        mut progress: impl FnMut(usize),
-    ) -> CliResult<Vec<Score>> {
-        let mut executors = contenders
-            .iter()
-            .map(|contender| Ok((contender, contender.executor(self)?, Score::default())))
-            .collect::<CliResult<Vec<_>>>()?;
-        for (done, task) in tasks.iter().enumerate() {
-            if crate::interrupt::requested() {
-                return Err(CliError::Interrupted);
-            }
-            let prompt = self.text.encode_chat(None, task.question())?;
-            let answer: Vec<TokenId> = self.text.encode(&task.answer)?;
-            let limit = self.weights.spec().max_positions;
-            if prompt.len() + answer.len() + 1 > limit {
-                return Err(CliError::input(
-                    format!(
-                        "task {}: expected a context within {limit} tokens, found {} with its answer",
-                        task.id,
-                        prompt.len() + answer.len() + 1
-                    ),
-                    "choose shorter tasks with --length",
-                ));
-            }
-            let state = PromptState::read(&self.weights, &prompt, self.prefill_chunk, &mut |_, _| ());
-            for (contender, executor, score) in &mut executors {
-                let right = answers(executor, &state, &answer, &self.text.stop_tokens())?;
-                score.policy.clone_from(&contender.name);
-                score.length = task.length;
-                let (hits, all) = score.tasks.entry(task.task.clone()).or_default();
-                *hits += usize::from(right);
-                *all += 1;
-            }
-            progress(done + 1);
+/// Runs all contenders over the prompts of one length; `progress` hears of each prompt.
+///
+/// # Errors
+/// When a contender's settings are wrong, a prompt is too long, or a request fails.
+pub fn measure(
+    setting: &Setting<'_>,
+    contenders: &[Contender],
+    tasks: &[&Task],
+    mut progress: impl FnMut(usize),
+) -> CliResult<Vec<Score>> {
+    let mut executors = contenders
+        .iter()
+        .map(|contender| Ok((contender, contender.executor(setting)?, Score::default())))
+        .collect::<CliResult<Vec<_>>>()?;
+    for (done, task) in tasks.iter().enumerate() {
+        if crate::interrupt::requested() {
+            return Err(CliError::Interrupted);
         }
-        let scores = executors.into_iter().map(|(_, executor, mut score)| {
-            let stats = executor.stats();
-            score.add_up();
-            score.link_bytes_per_step = stats.link_bytes as f64 / stats.steps.max(1) as f64;
-            score
-        });
-        Ok(scores.collect())
+        let prompt = setting.text.encode_chat(None, task.question())?;
+        let answer: Vec<TokenId> = setting.text.encode(&task.answer)?;
+        let limit = setting.weights.spec().max_positions;
+        if prompt.len() + answer.len() + 1 > limit {
+            return Err(CliError::input(
+                format!(
+                    "task {}: expected a context within {limit} tokens, found {} with its answer",
+                    task.id,
+                    prompt.len() + answer.len() + 1
+                ),
+                "choose shorter tasks with --length",
+            ));
+        }
+        let state = PromptState::read(&setting.weights, &prompt, setting.prefill_chunk, &mut |_, _| ());
+        for (contender, executor, score) in &mut executors {
+            let right = answers(executor, &state, &answer, &setting.text.stop_tokens())?;
+            contender.name().clone_into(&mut score.policy);
+            score.length = task.length;
+            let (hits, all) = score.tasks.entry(task.task.clone()).or_default();
+            *hits += usize::from(right);
+            *all += 1;
+        }
+        progress(done + 1);
     }
+    let scores = executors.into_iter().map(|(_, executor, mut score)| {
+        let stats = executor.stats();
+        score.add_up();
+        score.link_bytes_per_step = stats.link_bytes as f64 / stats.steps.max(1) as f64;
+        score
+    });
+    Ok(scores.collect())
 }
 
 /// Whether the greedy answer is `expected` and then ends.

@@ -48,6 +48,8 @@ struct Case {
     name: String,
     #[serde(default)]
     settings: Table,
+    /// In place of the sweep's grid.
+    grid: Option<Table>,
 }
 
 /// One picture.
@@ -100,20 +102,12 @@ impl SweepFile {
     /// When a key of the grid has no list of values.
     pub fn points(&self) -> CliResult<Vec<Point>> {
         let fixed = flatten(&self.settings);
-        let axes = flatten(&self.grid).into_iter().map(|(key, values)| match values {
-            Value::Array(values) if !values.is_empty() => Ok((key, values)),
-            other => Err(CliError::input(
-                format!("grid.{key}: expected a list of values, found {other}"),
-                "a value of every point belongs into [settings]",
-            )),
-        });
-        let axes = axes.collect::<CliResult<Vec<_>>>()?;
-        let unnamed = [Case { name: String::new(), settings: Table::new() }];
+        let unnamed = [Case { name: String::new(), settings: Table::new(), grid: None }];
         let cases = if self.case.is_empty() { &unnamed[..] } else { &self.case };
         let mut points = Vec::new();
         for measure in &self.measure {
             for case in cases {
-                for axes in combinations(&axes) {
+                for axes in combinations(&axes(case.grid.as_ref().unwrap_or(&self.grid))?) {
                     let mut settings = fixed.clone();
                     settings.extend(flatten(&case.settings));
                     let mut arguments = measure.arguments.clone();
@@ -147,6 +141,18 @@ fn flatten(table: &Table) -> Vec<(String, Value)> {
         }
     }
     pairs
+}
+
+/// Keys of a grid with their values.
+fn axes(grid: &Table) -> CliResult<Vec<(String, Vec<Value>)>> {
+    let axes = flatten(grid).into_iter().map(|(key, values)| match values {
+        Value::Array(values) if !values.is_empty() => Ok((key, values)),
+        other => Err(CliError::input(
+            format!("grid.{key}: expected a list of values, found {other}"),
+            "a value of every point belongs into [settings]",
+        )),
+    });
+    axes.collect()
 }
 
 /// Every choice of one value a key.
@@ -185,6 +191,18 @@ mod tests {
             ["kv.budget_blocks=8", "predictor.kind=\"exact\"", "predictor.boost=1", "selector.fetch_ratio=0.5"];
         assert_eq!(settings, expected);
         assert_eq!((first.case.as_deref(), points[6].case.as_deref()), (Some("a"), Some("b")));
+    }
+
+    #[test]
+    fn a_case_may_have_a_grid_of_its_own() {
+        let sweep = sweep(
+            "title = \"t\"\n[[measure]]\ncommand = \"bench cpu\"\n[grid]\nselector.fetch_ratio = [0.1, 0.5, 1.0]\n\
+             [[case]]\nname = \"a\"\n[[case]]\nname = \"b\"\ngrid = { selector.fetch_ratio = [0.1] }\n\
+             [[case]]\nname = \"c\"\ngrid = {}\n",
+        );
+        let points = sweep.points().unwrap();
+        let of = |name: &str| points.iter().filter(|point| point.case.as_deref() == Some(name)).count();
+        assert_eq!((of("a"), of("b"), of("c")), (3, 1, 1));
     }
 
     #[test]

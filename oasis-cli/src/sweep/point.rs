@@ -70,7 +70,7 @@ impl Point {
     /// Reads the arguments and the configuration.
     ///
     /// # Errors
-    /// When the command is neither an eval nor a bench, or an argument or a value is wrong.
+    /// When the command is no eval, bench or replay, or an argument or a value is wrong.
     pub fn prepare(&self, global: &GlobalArgs) -> CliResult<Ready> {
         let mut words = vec!["oasis".to_owned()];
         words.extend(self.command.split_whitespace().map(str::to_owned));
@@ -91,9 +91,17 @@ impl Point {
                 format!("oasis {} --help", self.command),
             )
         })?;
-        if !matches!(cli.command, Command::Eval(_) | Command::Bench(_)) {
+        let measures = match &cli.command {
+            Command::Eval(_) | Command::Bench(_) => true,
+            Command::Trace(args) => args.is_replay(),
+            _ => false,
+        };
+        if !measures {
             return Err(CliError::input(
-                format!("measure: expected a command of `oasis eval` or `oasis bench`, found {}", self.command),
+                format!(
+                    "measure: expected a command of `oasis eval` or `oasis bench`, or `trace replay`, found {}",
+                    self.command
+                ),
                 "command = \"eval recall\"",
             ));
         }
@@ -204,7 +212,10 @@ mod tests {
         let text = Value::String("x".to_owned());
         for (point, message) in [
             (point("eval recal", &[], &[]), "measure eval recal: expected arguments of the command"),
-            (point("list", &[], &[]), "measure: expected a command of `oasis eval` or `oasis bench`, found list"),
+            (
+                point("list", &[], &[]),
+                "measure: expected a command of `oasis eval` or `oasis bench`, or `trace replay`, found list",
+            ),
             (point("eval recall", &["--none"], &[]), "measure eval recall: expected arguments of the command"),
             (point("eval recall", &[], &[("kv.budget_blocks", text)]), "kv.budget_blocks: expected"),
         ] {

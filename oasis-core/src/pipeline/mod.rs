@@ -23,9 +23,9 @@ pub use trace::{Span, Tracer, Track};
 pub use transfer::{Offload, OffloadBlocks};
 
 use crate::geometry::KvGeometry;
-use crate::ids::{LayerId, RequestId, Step};
+use crate::ids::{BlockId, LayerId, RequestId, Step};
 use crate::memory::{EntryKey, FetchedEntries, KvStore, LayerCache, Resident, StoreError, Summaries, Transport};
-use crate::policy::{Correction, Predictor, QuerySource, Selector, Summarizer};
+use crate::policy::{Correction, LinkRate, Predictor, QuerySource, Selector, Summarizer};
 use crate::working_set::Ranking;
 use metrics::Meter;
 use predict::PredictStage;
@@ -103,6 +103,8 @@ pub struct Returned {
     pub admitted: usize,
     /// Wanted entries that are not resident now: the cap kept them out.
     pub deferred: usize,
+    /// The tail block that the step completed.
+    pub completed: Option<BlockId>,
     /// Why a stage failed; the slots may hold anything then.
     pub error: Option<StageError>,
 }
@@ -115,6 +117,8 @@ pub struct LayerDone {
     pub step: Step,
     /// What was wanted.
     pub ranking: Ranking,
+    /// What the selector was told of the link.
+    pub link: Option<LinkRate>,
     /// Requests of the batch.
     pub members: Vec<Returned>,
 }

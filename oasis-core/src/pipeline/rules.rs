@@ -69,6 +69,32 @@ pub struct Selected {
     pub deferred: usize,
 }
 
+impl Selected {
+    /// Takes out what the completed tail block itself gives to slots, where it is admitted by a first fill or promoted:
+    /// it need not cross the link. What is left in `admissions` does.
+    pub fn take_completed(&mut self, completed: BlockId) -> Vec<(KvHead, SlotId)> {
+        let mut slots = self.promotions.clone();
+        self.admissions.retain(|&(head, admission)| {
+            let is_tail = admission.block == completed;
+            if is_tail {
+                slots.push((head, admission.slot));
+            }
+            !is_tail
+        });
+        slots
+    }
+
+    /// Admissions of a first working set.
+    pub fn filled(&self) -> usize {
+        if self.is_fill { self.admissions.len() } else { 0 }
+    }
+
+    /// Admissions of the selector.
+    pub fn admitted(&self) -> usize {
+        if self.is_fill { 0 } else { self.admissions.len() }
+    }
+}
+
 /// Fills empty working sets, promotes completed tail blocks, asks `selector` for its plan, checks and applies it. `link`
 /// is what was measured of the link.
 ///

@@ -7,7 +7,7 @@ use crate::pipeline::rules::{self, SelectMember};
 use crate::pipeline::stage::{Queue, StageError};
 use crate::pipeline::transfer::{TransferMember, TransferMessage, TransferTask};
 use crate::pipeline::{SelectTask, Tracer, Track};
-use crate::policy::Selector;
+use crate::policy::{LinkRate, Selector};
 use crate::working_set::Ranking;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -74,9 +74,11 @@ impl SelectStage {
         let mut members: Vec<TransferMember> = (ranked.members.into_iter().zip(members))
             .map(|((request, summaries), resident)| TransferMember::new(request, LayerCache { summaries, resident }))
             .collect();
+        self.link.selecting(layer, step, Instant::now());
+        let link = self.link.rate();
         let ranking = match ranked.ranking {
             Ok(ranking) => {
-                if let Err(error) = self.plan(layer, step, &ranking, &mut members) {
+                if let Err(error) = self.plan(layer, step, &ranking, link, &mut members) {
                     fail(&mut members, &error);
                 }
                 ranking
@@ -87,7 +89,7 @@ impl SelectStage {
             }
         };
         self.tracer.record(Track::Select, "select", layer, step, start);
-        self.next.send(TransferMessage::Transfer(TransferTask { layer, step, ranking, members }));
+        self.next.send(TransferMessage::Transfer(TransferTask { layer, step, ranking, link, members }));
     }
 
     fn plan(
@@ -95,6 +97,7 @@ impl SelectStage {
         layer: LayerId,
         step: Step,
         want: &Ranking,
+        link: Option<LinkRate>,
         members: &mut [TransferMember],
     ) -> Result<(), StageError> {
         let mut parts: Vec<SelectMember<'_>> = (members.iter_mut())
@@ -103,8 +106,6 @@ impl SelectStage {
                 SelectMember { set, completed: tail.is_full().then(|| tail.block()) }
             })
             .collect();
-        self.link.selecting(layer, step, Instant::now());
-        let link = self.link.rate();
         let selected = rules::select(&mut *self.selector, self.cap, layer, step, want, link, &mut parts)?;
         for (member, selected) in members.iter_mut().zip(selected) {
             member.selected = selected;

@@ -9,6 +9,7 @@ use crate::pipeline::link::LinkMeter;
 use crate::pipeline::rules::Selected;
 use crate::pipeline::stage::{Stage, StageError, guarded};
 use crate::pipeline::{LayerDone, Returned, Tracer, Track};
+use crate::policy::LinkRate;
 use crate::working_set::Ranking;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -19,12 +20,14 @@ pub(super) struct TransferMember {
     pub request: RequestId,
     pub cache: LayerCache,
     pub selected: Selected,
+    /// The tail block that was stored.
+    pub completed: Option<BlockId>,
     pub error: Option<StageError>,
 }
 
 impl TransferMember {
     pub fn new(request: RequestId, cache: LayerCache) -> Self {
-        Self { request, cache, selected: Selected::default(), error: None }
+        Self { request, cache, selected: Selected::default(), completed: None, error: None }
     }
 }
 
@@ -32,6 +35,7 @@ pub(super) struct TransferTask {
     pub layer: LayerId,
     pub step: Step,
     pub ranking: Ranking,
+    pub link: Option<LinkRate>,
     pub members: Vec<TransferMember>,
 }
 
@@ -135,7 +139,7 @@ impl TransferStage {
 
     fn transfer(&mut self, task: TransferTask) {
         let start = Instant::now();
-        let TransferTask { layer, step, ranking, mut members } = task;
+        let TransferTask { layer, step, ranking, link, mut members } = task;
         for member in members.iter_mut().filter(|m| m.error.is_none()) {
             if let Err(error) = guarded(Stage::Transfer, || self.complete_tail(layer, member)).flatten() {
                 member.error = Some(error);
@@ -152,12 +156,13 @@ impl TransferStage {
         let members = members.into_iter().map(|m| Returned {
             request: m.request,
             cache: m.cache,
-            filled: if m.selected.is_fill { m.selected.admissions.len() } else { 0 },
-            admitted: if m.selected.is_fill { 0 } else { m.selected.admissions.len() },
+            filled: m.selected.filled(),
+            admitted: m.selected.admitted(),
             deferred: m.selected.deferred,
+            completed: m.completed,
             error: m.error,
         });
-        let done = LayerDone { layer, step, ranking, members: members.collect() };
+        let done = LayerDone { layer, step, ranking, link, members: members.collect() };
         self.tracer.record(Track::Transfer, "transfer", layer, step, start);
         // The mailbox is gone only while the pipeline is being dropped.
         let _ = self.home[layer.index()].send(done);
@@ -173,18 +178,11 @@ impl TransferStage {
         let write = BlockWrite { block, bytes: bytemuck::cast_slice(resident.tail.entries()) };
         (self.runtime.block_on(self.store.put(member.request, layer, &[write])))
             .map_err(|error| StageError::Transfer(error.to_string()))?;
-        for &(head, slot) in &member.selected.promotions {
+        for (head, slot) in member.selected.take_completed(block) {
             resident.copy_tail_to(head, slot);
         }
-        // A first fill may want the block too; it need not cross the link either.
-        member.selected.admissions.retain(|&(head, admission)| {
-            let is_tail = admission.block == block;
-            if is_tail {
-                resident.copy_tail_to(head, admission.slot);
-            }
-            !is_tail
-        });
         resident.tail.advance();
+        member.completed = Some(block);
         Ok(())
     }
 

@@ -76,6 +76,19 @@ impl WorkingSet {
         }
     }
 
+    /// The working set of a prompt of `blocks` complete blocks: block `b` in slot `b` where there is a slot for each, else
+    /// nothing yet.
+    pub fn of_prompt(kv_heads: usize, slots: usize, blocks: usize) -> Self {
+        let mut set = Self::new(kv_heads, slots);
+        if blocks <= slots {
+            for (head, index) in (0..kv_heads).flat_map(|head| (0..blocks).map(move |index| (head, index))) {
+                let admission = Admission { block: BlockId::from(index), slot: SlotId::from(index) };
+                set.place(KvHead::from(head), admission, Step(0));
+            }
+        }
+        set
+    }
+
     /// Slots of one KV head.
     pub fn slots(&self) -> usize {
         self.slots

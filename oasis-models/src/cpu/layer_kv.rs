@@ -1,11 +1,11 @@
 //! A prompt's keys and values in one layer, and how they are cut into device memory and store blocks.
 
 use oasis_core::geometry::KvGeometry;
-use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId, SlotId, Step};
+use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId, SlotId};
 use oasis_core::memory::{LayerCache, Resident, Summaries};
 use oasis_core::pipeline::{Offload, OffloadBlocks, Pipeline};
 use oasis_core::policy::Summarizer;
-use oasis_core::working_set::Admission;
+use oasis_core::working_set::WorkingSet;
 
 /// Keys and values of a whole prompt in one layer, `[kv_heads][tokens][head_dim]`.
 pub(super) struct LayerKv {
@@ -40,7 +40,8 @@ impl LayerKv {
             };
             resident.tail.push(&row(&self.keys), &row(&self.values));
         }
-        if blocks <= context.slots {
+        resident.set = WorkingSet::of_prompt(geometry.kv_heads, context.slots, blocks);
+        if !resident.set.is_empty() {
             for block in 0..blocks {
                 self.fill_slot(&mut resident, block);
             }
@@ -64,9 +65,7 @@ impl LayerKv {
         let geometry = *resident.geometry();
         let entries = self.block(&geometry, block);
         for (head, entry) in entries.chunks_exact(geometry.entry_elements()).enumerate() {
-            let (head, slot) = (KvHead::from(head), SlotId::from(block));
-            resident.slot_mut(head, slot).copy_from_slice(entry);
-            resident.set.place(head, Admission { block: BlockId::from(block), slot }, Step(0));
+            resident.slot_mut(KvHead::from(head), SlotId::from(block)).copy_from_slice(entry);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use oasis_core::ids::{LayerId, RequestId, Step};
 use oasis_core::memory::{Resident, Summaries};
+use oasis_core::pipeline::LayerDone;
 
 /// One layer of one request, between its projections and its attention.
 pub struct LayerView<'a> {
@@ -27,7 +28,10 @@ pub struct LayerView<'a> {
 /// Sees every layer of every request of every decode step. It runs in the foreground: what it costs, the step costs.
 pub trait StepObserver: Send {
     /// Called once a request and layer, before attention.
-    fn layer(&mut self, view: &LayerView<'_>);
+    fn layer(&mut self, _view: &LayerView<'_>) {}
+
+    /// Called when the stages are done with a layer: before its next selection, or when a request ends.
+    fn selected(&mut self, _done: &LayerDone) {}
 
     /// Called when a request ends.
     fn release(&mut self, _request: RequestId) {}

@@ -309,6 +309,9 @@ impl CpuExecutor {
     /// Waits for the layer and puts everybody's device memory back where it belongs.
     pub(super) fn collect(&mut self, layer: LayerId, members: &mut [Member]) {
         let Some(done) = self.sparse.as_mut().and_then(|s| s.pipeline.wait(layer)) else { return };
+        if let Some(observer) = &mut self.observer {
+            observer.selected(&done);
+        }
         let geometry = self.info.geometry;
         for returned in done.members {
             self.counters.filled_entries += returned.filled as u64;

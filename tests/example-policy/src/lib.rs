@@ -1,5 +1,9 @@
 //! `top-only`: a miss is worth a transfer only where it ranks high.
 
+mod upper_half;
+
+pub use upper_half::UpperHalf;
+
 use oasis_core::ids::KvHead;
 use oasis_core::policy::{SelectBatch, Selector, SelectorSpec, SpecError};
 use oasis_core::working_set::{Admission, TransferPlan};

@@ -1,5 +1,5 @@
 use super::*;
-use crate::remote::{BlockRead, BlockReader, Lent, PeerOptions, PrefillPeer, Secret, Terms};
+use crate::remote::{BlockRead, BlockReader, Lent, PeerOptions, PrefillPeer, Secret, Terms, Tls};
 use oasis_core::geometry::{KvDtype, KvGeometry};
 use oasis_core::ids::{BlockId, LayerId, RequestId};
 use oasis_core::memory::{BlockWrite, KvStore, Reservation, StoreSpec};
@@ -112,7 +112,7 @@ impl Nodes {
         let staging = StagingPool::start(engine()?, 1 << 20).unwrap();
         let store = staging.store();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let terms = Terms { secret: Secret::default(), facts: Vec::new(), timeout: LIMIT };
+        let terms = Terms { secret: Secret::default(), facts: Vec::new(), timeout: LIMIT, tls: Tls::default() };
         // Nobody listens there, so the session knows of no request.
         let options = PeerOptions { address: "127.0.0.1:1".to_owned(), terms, layers: GEOMETRY.layers };
         let session = PrefillPeer::start(runtime.handle(), options, true);

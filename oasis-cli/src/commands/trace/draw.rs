@@ -1,26 +1,14 @@
-//! `oasis trace`: what `oasis run --trace` recorded.
+//! `oasis trace draw`: one decode step as a picture.
 
 use crate::error::{CliError, CliResult};
 use crate::trace::{DecodeStep, Recording, draw};
-use clap::{Args, Subcommand};
+use clap::Args;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Arguments of `trace`.
+/// Arguments of `trace draw`.
 #[derive(Debug, Args)]
-pub struct TraceArgs {
-    #[command(subcommand)]
-    action: Action,
-}
-
-#[derive(Debug, Subcommand)]
-enum Action {
-    /// Draw one decode step as SVG: the foreground and the stages beside it
-    Draw(DrawArgs),
-}
-
-#[derive(Debug, Args)]
-struct DrawArgs {
+pub struct DrawArgs {
     /// Trace that `oasis run --trace` wrote
     trace: PathBuf,
     /// Step to draw [default: a middle one]
@@ -38,8 +26,7 @@ struct DrawArgs {
 ///
 /// # Errors
 /// When the file is no trace of ours, does not have the step, or the picture cannot be written.
-pub fn run(args: &TraceArgs, out: &mut dyn Write) -> CliResult {
-    let Action::Draw(args) = &args.action;
+pub fn run(args: &DrawArgs, out: &mut dyn Write) -> CliResult {
     let step = DecodeStep::choose(&Recording::read(&args.trace)?, args.step)?;
     let subject = args.title.as_ref().map_or_else(String::new, |title| format!(", {title}"));
     let picture = draw(&step, &subject);

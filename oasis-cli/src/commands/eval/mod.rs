@@ -1,0 +1,291 @@
+//! `oasis eval`: what a policy does to answers and predictions.
+
+pub mod arguments;
+
+use crate::args::{GlobalArgs, ModelArgs};
+use crate::assemble;
+use crate::error::CliResult;
+use crate::eval::setting::Setting;
+use crate::eval::tasks::{self, Task};
+use crate::eval::window::Window;
+use crate::eval::{agreement, coverage, divergence, perplexity, recall, turnover};
+use crate::progress::Progress;
+use crate::settings::resolve;
+use crate::tokens::ModelText;
+use arguments::{ContenderArgs, WindowArgs, choose};
+use clap::{Args, Subcommand, ValueEnum};
+use oasis_core::config::{Budget, ConfigError, Layer, Resolved};
+use oasis_core::pipeline::Tracer;
+use oasis_core::policy::Aggregate;
+use oasis_models::cpu::PromptState;
+use serde::Serialize;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Arguments of `eval`.
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    #[command(subcommand)]
+    measure: Measure,
+}
+
+#[derive(Debug, Subcommand)]
+enum Measure {
+    /// Exact match of greedy answers to retrieval tasks, dense and policy by policy
+    Recall(RecallArgs),
+    /// Perplexity of a text, policy by policy, as a multiple of dense decoding's
+    Perplexity(PolicyArgs),
+    /// First token at which greedy answers leave dense decoding's, and distance of the logits
+    Divergence(PolicyArgs),
+    /// Share of the next step's own top-K that the draft query predicts, layer by layer
+    Agreement(AgreementArgs),
+    /// Share of the top-K that is new from one step to the next, layer by layer
+    Turnover(TurnoverArgs),
+    /// Share of dense attention's weight that lies on what is resident, policy by policy
+    Coverage(PolicyArgs),
+}
+
+#[derive(Debug, Args)]
+struct RecallArgs {
+    /// Length class in tokens; may be repeated [default: all that the tasks have]
+    #[arg(long, value_name = "TOKENS")]
+    length: Vec<usize>,
+    /// Kind of task; may be repeated [default: all]
+    #[arg(long, value_name = "TASK")]
+    task: Vec<String>,
+    /// Prompts a task and length [default: all]
+    #[arg(long, value_name = "N")]
+    per: Option<usize>,
+    /// Tasks, one JSON object a line [default: the embedded ones]
+    #[arg(long, value_name = "FILE")]
+    tasks: Option<PathBuf>,
+    #[command(flatten)]
+    contenders: ContenderArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+/// What measures policies along a text takes.
+#[derive(Debug, Args)]
+struct PolicyArgs {
+    #[command(flatten)]
+    windows: WindowArgs,
+    #[command(flatten)]
+    contenders: ContenderArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+struct AgreementArgs {
+    #[command(flatten)]
+    windows: WindowArgs,
+    /// Decode along the model's own greedy continuation of each window's context
+    #[arg(long, requires = "file")]
+    greedy: bool,
+    /// How the query heads of a group are joined
+    #[arg(long, value_enum, default_value_t = Join::Sum)]
+    aggregate: Join,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+struct TurnoverArgs {
+    #[command(flatten)]
+    windows: WindowArgs,
+    /// How the query heads of a group are joined
+    #[arg(long, value_enum, default_value_t = Join::Sum)]
+    aggregate: Join,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Join {
+    Sum,
+    Max,
+}
+
+impl From<Join> for Aggregate {
+    fn from(join: Join) -> Self {
+        match join {
+            Join::Sum => Self::Sum,
+            Join::Max => Self::Max,
+        }
+    }
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// When the input is wrong, a request fails, or Ctrl-C ends the measurement.
+pub fn run(args: &EvalArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
+    crate::interrupt::catch();
+    match &args.measure {
+        Measure::Recall(args) => run_recall(args, global, out),
+        Measure::Perplexity(args) => args.run(global, "predicting", out, |policies, bar| {
+            let rows = perplexity::measure(policies.setting, policies.contenders, policies.windows, bar)?;
+            Ok((perplexity::render(&rows, policies.windows, policies.budget), rows))
+        }),
+        Measure::Divergence(args) => args.run(global, "answering", out, |policies, bar| {
+            let rows = divergence::measure(policies.setting, policies.contenders, policies.windows, bar)?;
+            Ok((divergence::render(&rows, policies.windows, policies.budget), rows))
+        }),
+        Measure::Agreement(args) => run_agreement(args, global, out),
+        Measure::Turnover(args) => run_turnover(args, global, out),
+        Measure::Coverage(args) => args.run(global, "decoding", out, |policies, bar| {
+            let rows = coverage::measure(policies.setting, policies.contenders, policies.windows, bar)?;
+            Ok((coverage::render(&rows, policies.windows, policies.budget), rows))
+        }),
+    }
+}
+
+fn run_recall(args: &RecallArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
+    let arguments = args.model.layers()?;
+    let resolved = resolve(global, arguments.clone())?;
+    assemble::check_device(&resolved.config)?;
+    let tasks = tasks::read(args.tasks.as_deref())?;
+    let lengths = choose("--length", &args.length, tasks.iter().map(|task| task.length))?;
+    let kinds = choose("--task", &args.task, tasks.iter().map(|task| task.task.clone()))?;
+    let model = assemble::open_model(&resolved.config)?;
+    let setting = Setting::new(global, &arguments, &resolved, &model)?;
+    let contenders = args.contenders.contenders();
+
+    let mut scores = Vec::new();
+    for &length in &lengths {
+        let of_length: Vec<&Task> = (kinds.iter())
+            .flat_map(|kind| {
+                let of_kind = tasks.iter().filter(move |task| task.length == length && task.task == *kind);
+                of_kind.take(args.per.unwrap_or(usize::MAX))
+            })
+            .collect();
+        let bar = Progress::parts("answering");
+        let total = of_length.len() as u64;
+        scores.extend(recall::measure(&setting, &contenders, &of_length, |done| bar.set(done as u64, total))?);
+    }
+    print(&scores, || recall::render(&scores, &resolved.config), args.json, out)
+}
+
+/// What policies are measured on.
+struct Policies<'a> {
+    setting: &'a Setting<'a>,
+    contenders: &'a [crate::eval::setting::Contender],
+    windows: &'a [Window],
+    /// K, in words.
+    budget: &'a str,
+}
+
+impl PolicyArgs {
+    /// Measures, while a bar counts windows, and prints the table or its rows.
+    fn run<T: Serialize>(
+        &self,
+        global: &GlobalArgs,
+        doing: &str,
+        out: &mut dyn Write,
+        measure: impl FnOnce(&Policies<'_>, &mut dyn FnMut(usize)) -> CliResult<(String, T)>,
+    ) -> CliResult {
+        let arguments = self.model.layers()?;
+        let resolved = resolve(global, arguments.clone())?;
+        assemble::check_device(&resolved.config)?;
+        let model = assemble::open_model(&resolved.config)?;
+        let setting = Setting::new(global, &arguments, &resolved, &model)?;
+        let windows = self.windows.read(&setting.text, model.checkpoint.spec().max_positions)?;
+        let policies = Policies {
+            setting: &setting,
+            contenders: &self.contenders.contenders(),
+            windows: &windows,
+            budget: &resolved.config.kv.budget_blocks.to_string(),
+        };
+        let bar = Progress::parts(doing);
+        let (table, rows) = measure(&policies, &mut |done| bar.set(done as u64, windows.len() as u64))?;
+        bar.clear();
+        print(&rows, || table, self.json, out)
+    }
+}
+
+fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
+    // The measure's own setting: the draft query's choice is what the working set becomes.
+    let mut layers = args.model.layers()?;
+    for setting in ["predictor.kind=draft-query", "selector.kind=fetch-all"] {
+        layers.push(Layer::assignment(setting, setting)?);
+    }
+    let resolved = resolve(global, layers.clone())?;
+    assemble::check_device(&resolved.config)?;
+    let budget = budget(&resolved)?;
+    let model = assemble::open_model(&resolved.config)?;
+    let text = ModelText::new(&model.checkpoint)?;
+    let mut windows = args.windows.read(&text, model.checkpoint.spec().max_positions)?;
+    let policies = assemble::build_policies(&resolved, &model)?;
+    let setting = Setting::new(global, &layers, &resolved, &model)?;
+    let weights = &setting.weights;
+    let mut executor = assemble::start_executor(&resolved.config, weights.clone(), policies, Tracer::default())?;
+    if args.greedy {
+        let mut dense = setting.dense()?;
+        for window in &mut windows {
+            let state = PromptState::read(weights, &window.context, setting.prefill_chunk, &mut |_, _| ());
+            window.continue_greedily(&mut dense, &state)?;
+        }
+    }
+    let bar = Progress::parts("decoding");
+    let total = windows.len() as u64;
+    let join = args.aggregate.into();
+    let report = agreement::measure(&mut executor, weights, &windows, budget, join, setting.prefill_chunk, |done| {
+        bar.set(done as u64, total);
+    })?;
+    bar.clear();
+    print(&report, || agreement::render(&report), args.json, out)
+}
+
+fn run_turnover(args: &TurnoverArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
+    let resolved = resolve(global, args.model.layers()?)?;
+    assemble::check_device(&resolved.config)?;
+    let budget = budget(&resolved)?;
+    let model = assemble::open_model(&resolved.config)?;
+    let text = ModelText::new(&model.checkpoint)?;
+    let windows = args.windows.read(&text, model.checkpoint.spec().max_positions)?;
+    let policies = assemble::build_policies(&resolved, &model)?;
+    let weights = assemble::load_model(&resolved.config, &model)?;
+    let mut executor = assemble::start_executor(&resolved.config, weights.clone(), policies, Tracer::default())?;
+    let bar = Progress::parts("decoding");
+    let total = windows.len() as u64;
+    let (join, chunk) = (args.aggregate.into(), resolved.config.prefill_chunk());
+    let report = turnover::measure(&mut executor, &weights, &windows, budget, join, chunk, |done| {
+        bar.set(done as u64, total);
+    })?;
+    bar.clear();
+    print(&report, || turnover::render(&report), args.json, out)
+}
+
+/// Prints the results as JSON, or their table.
+fn print(results: &impl Serialize, table: impl FnOnce() -> String, json: bool, out: &mut dyn Write) -> CliResult {
+    if json {
+        serde_json::to_writer_pretty(&mut *out, results)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", table())?;
+    }
+    Ok(())
+}
+
+fn budget(resolved: &Resolved) -> CliResult<usize> {
+    match resolved.config.kv.budget_blocks {
+        Budget::Blocks(blocks) => Ok(blocks),
+        Budget::All => {
+            let error = ConfigError::new("kv.budget_blocks", "a number of blocks: choices are compared", "all");
+            Err(resolved.locate(error).into())
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Measures on real models, beside what must be so and what others computed.
+
+use crate::args::GlobalArgs;
+use crate::assemble;
+use crate::eval::setting::{Contender, Setting};
+use crate::eval::window::Window;
+use crate::eval::{divergence, logits, perplexity};
+use crate::settings::resolve;
+use oasis_core::config::Layer;
+use oasis_core::ids::TokenId;
+use std::path::Path;
+
+/// Runs `f` on the embedded model with `settings`.
+fn on_oasis_tiny(settings: &[&str], f: impl FnOnce(&Setting<'_>)) {
+    let (global, layers) = (GlobalArgs::default(), settings.iter().map(|s| Layer::assignment(s, s).unwrap()));
+    let layers: Vec<Layer> = layers.collect();
+    let resolved = resolve(&global, layers.clone()).unwrap();
+    let model = assemble::open_model(&resolved.config).unwrap();
+    f(&Setting::new(&global, &layers, &resolved, &model).unwrap());
+}
+
+fn contender(text: &str) -> Contender {
+    Contender::parse(text)
+}
+
+/// Two windows of prose, 300 tokens of context each.
+fn windows(setting: &Setting<'_>) -> Vec<Window> {
+    let verse = "And he said, I will not do it, if I find thirty there; and the king went into the city by night. ";
+    Window::cut(&setting.text.encode(&verse.repeat(40)).unwrap(), 300, 24, 2).unwrap()
+}
+
+#[test]
+fn a_budget_of_all_blocks_is_dense_decoding_and_a_small_one_is_not() {
+    on_oasis_tiny(&[], |setting| {
+        let windows = windows(setting);
+        let contenders = ["kv.budget_blocks=1000", "kv.budget_blocks=2,predictor.kind=random", "kv.budget_blocks=all"];
+        let contenders = contenders.map(contender);
+        let perplexities = perplexity::measure(setting, &contenders, &windows, |_| ()).unwrap();
+        let divergences = divergence::measure(setting, &contenders, &windows, |_| ()).unwrap();
+        for index in [0, 2] {
+            let (perplexity, divergence) = (&perplexities[index], &divergences[index]);
+            assert_eq!(perplexity.perplexity.to_bits(), perplexity.perplexity_dense.to_bits(), "{perplexity:?}");
+            assert_eq!([perplexity.ratio_low, perplexity.ratio, perplexity.ratio_high], [1.0; 3]);
+            assert_eq!((divergence.diverged, divergence.same_choice, divergence.kl_most), (0, 1.0, 0.0));
+            assert_eq!(divergence.first_difference, [None, None]);
+        }
+        assert_eq!((perplexities[1].tokens, divergences[1].steps), (2 * 23, 2 * 23));
+        assert!((perplexities[1].ratio - 1.0).abs() > 1e-3, "{:?}", perplexities[1]);
+        assert!(perplexities[1].link_bytes_per_step > 0.0);
+        assert!(divergences[1].kl > 1e-4 && divergences[1].kl_most >= divergences[1].kl, "{:?}", divergences[1]);
+    });
+}
+
+/// Where the greedy answers of a policy, decoded by itself, leave dense decoding's is what `divergence` reports.
+#[test]
+fn the_first_difference_is_where_free_answers_part() {
+    on_oasis_tiny(&["kv.budget_blocks=2", "predictor.kind=random"], |setting| {
+        let windows = windows(setting);
+        let configured = Contender::choose(true, &[]);
+        let report = divergence::measure(setting, &configured, &windows, |_| ()).unwrap().remove(0);
+        let (mut dense, mut sparse) = (setting.dense().unwrap(), configured[0].executor(setting).unwrap());
+        for (window, reported) in windows.iter().zip(&report.first_difference) {
+            let state = oasis_models::cpu::PromptState::read(&setting.weights, &window.context, 512, &mut |_, _| ());
+            let [mut one, mut other] = [window.clone(), window.clone()];
+            one.continue_greedily(&mut dense, &state).unwrap();
+            other.continue_greedily(&mut sparse, &state).unwrap();
+            let parted = one.forced.iter().zip(&other.forced).position(|(a, b)| a != b).map(|index| index + 1);
+            assert_eq!(*reported, parted);
+        }
+        assert!(report.diverged > 0, "{report:?}");
+    });
+}
+
+/// A tensor of a safetensors file: its shape and bytes.
+fn tensor(file: &[u8], name: &str) -> (Vec<usize>, Vec<u8>) {
+    let (length, rest) = file.split_at(8);
+    let (header, data) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
+    let header: serde_json::Value = serde_json::from_slice(header).unwrap();
+    let numbers = |key: &str| -> Vec<usize> { serde_json::from_value(header[name][key].clone()).unwrap() };
+    let offsets = numbers("data_offsets");
+    (numbers("shape"), data[offsets[0]..offsets[1]].to_vec())
+}
+
+/// Beside the logits that transformers computed in float32 for 4,017 tokens, of which it kept the last 32 rows.
+#[test]
+fn perplexity_is_that_of_the_reference_logits() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models/oasis-tiny/reference.safetensors");
+    let Ok(file) = std::fs::read(&path) else {
+        assert!(std::env::var_os("CI").is_none(), "{} is missing in CI", path.display());
+        return eprintln!("SKIPPED: {} is missing: the references are not beside the workspace", path.display());
+    };
+    let ids: Vec<TokenId> = (tensor(&file, "ids").1.chunks_exact(8))
+        .map(|bytes| TokenId(u32::try_from(i64::from_le_bytes(bytes.try_into().unwrap())).unwrap()))
+        .collect();
+    let (shape, bytes) = tensor(&file, "logits_tail");
+    let rows: Vec<f32> = bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
+    let rows: Vec<&[f32]> = rows.chunks_exact(shape[1]).collect();
+    let (context, forced) = ids.split_at(ids.len() - rows.len());
+    // The first step is left out, the last token has none after it.
+    let nats = (1..forced.len() - 1).map(|i| -logits::log_probabilities(rows[i])[forced[i + 1].index()]);
+    let expected = (nats.sum::<f64>() / (forced.len() - 2) as f64).exp();
+
+    on_oasis_tiny(&[], |setting| {
+        let window = Window { context: context.to_vec(), forced: forced.to_vec() };
+        let dense = perplexity::measure(setting, &[contender("kv.budget_blocks=all")], &[window], |_| ()).unwrap();
+        let found = dense[0].perplexity;
+        assert_eq!(dense[0].tokens, 30);
+        assert!((found / expected - 1.0).abs() < 1e-3, "expected {expected}, found {found}");
+    });
+}
