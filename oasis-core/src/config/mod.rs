@@ -157,8 +157,8 @@ pub struct DeviceConfig {
     pub max_context: usize,
     /// How a decode step reaches a CUDA device: as one graph, or kernel by kernel on streams.
     pub step: StepLaunch,
-    /// Multiprocessors of a prefill on a CUDA device beside which others decode, so that steps need not wait for its long
-    /// kernels; 0 lets it take all.
+    /// Multiprocessors of a prefill on a CUDA device that is nearly full of requests that decode, so that steps need not wait
+    /// for its long kernels; 0 lets it take all.
     pub prefill_multiprocessors: usize,
     /// Layers whose full KV a prefill may keep on a CUDA device; 0 takes all where that costs no request its place.
     pub prefill_layers: usize,

@@ -35,7 +35,8 @@ impl CudaExecutor {
         }
         let mut done = self.layers_done(queued)?;
         self.store_layers(id, host, done)?;
-        self.parts.share_with_decode(busy)?;
+        let free = self.rows.iter().filter(|row| row.is_none()).count();
+        self.parts.share_with_decode(busy && is_nearly_full(free, self.rows.len()))?;
         while queued < layers && queued < done + LAYERS_AHEAD {
             self.parts.queue_prompt_layer(prompt, queued)?;
             queued += 1;
@@ -105,6 +106,12 @@ impl CudaExecutor {
     }
 }
 
+/// Whether so few rows are free that prefills keep up with the requests that end. While more are, what is read next is what
+/// limits, and a prefill takes all multiprocessors.
+fn is_nearly_full(free: usize, rows: usize) -> bool {
+    free <= rows / 32
+}
+
 /// Why a prefill cannot go on.
 pub(super) enum PrefillError {
     Request(String),
@@ -114,5 +121,17 @@ pub(super) enum PrefillError {
 impl From<DeviceError> for PrefillError {
     fn from(error: DeviceError) -> Self {
         Self::Device(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefill_shares_while_at_most_one_row_in_32_is_free() {
+        let shares = |rows: usize| (0..=rows).take_while(|free| is_nearly_full(*free, rows)).count();
+        assert_eq!([1, 16, 31, 32, 128].map(shares), [1, 1, 1, 2, 5]);
+        assert!(!is_nearly_full(6, 128) && !is_nearly_full(16, 16));
     }
 }

@@ -26,8 +26,8 @@ struct Scene {
 }
 
 /// Requests may part where a logit is as near to the largest as this, in parts of the distance between the largest and the
-/// mean: the disturbed CPU (see `parity`) parts at gaps of up to 0.06 in dense decoding.
-const NEAR: f32 = 0.1;
+/// mean: the disturbed CPU (see `parity`) parts at gaps of up to 0.06 in dense and 0.49 in sparse decoding.
+const NEAR: f32 = 0.15;
 
 type Test = fn(&Scene);
 
