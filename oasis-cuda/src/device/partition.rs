@@ -73,7 +73,9 @@ impl Partition {
         unsafe { sys::cuGreenCtxStreamCreate(&raw mut stream, self.context, flags, priority) }
             .result()
             .check(|| format!("creating a stream on {} multiprocessors", self.multiprocessors))?;
-        Ok(Stream::within(&self.device, PartitionStream { partition: self.clone(), stream }))
+        let owner = PartitionStream { partition: self.clone(), stream };
+        // SAFETY: the stream was created above, and its owner destroys it.
+        Ok(unsafe { Stream::of(&self.device, stream, Arc::new(owner)) })
     }
 }
 
@@ -87,9 +89,9 @@ impl Drop for Partition {
 }
 
 /// A stream of a partition, owned.
-pub(super) struct PartitionStream {
+struct PartitionStream {
     partition: Arc<Partition>,
-    pub(super) stream: sys::CUstream,
+    stream: sys::CUstream,
 }
 
 // SAFETY: the driver's handles may be used from any thread that binds the context.

@@ -1,7 +1,6 @@
 //! Streams, events and graphs.
 
 use super::error::Check;
-use super::partition::PartitionStream;
 use super::{Device, DeviceError};
 use crate::kernels::Address;
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
@@ -45,8 +44,8 @@ impl PriorityRange {
 pub struct Stream {
     device: Device,
     stream: Arc<CudaStream>,
-    /// Who owns the stream, where it belongs to a part of the device.
-    part: Option<Arc<PartitionStream>>,
+    /// Who owns the stream, where it is one of a part of the device.
+    owner: Option<Arc<dyn Send + Sync>>,
 }
 
 impl Stream {
@@ -54,18 +53,22 @@ impl Stream {
         device.bind()?;
         let priority = priority_range()?.of(priority);
         let stream = device.context.new_stream_with_priority(priority).check(|| "creating a stream")?;
-        Ok(Self { device: device.clone(), stream, part: None })
+        Ok(Self { device: device.clone(), stream, owner: None })
     }
 
-    pub(super) fn within(device: &Device, part: PartitionStream) -> Self {
-        // SAFETY: the stream lives as long as its owner, which is kept beside it.
-        let stream = unsafe { device.context.wrap_borrowed_stream(part.stream) };
-        Self { device: device.clone(), stream, part: Some(Arc::new(part)) }
+    /// A stream that `owner` destroys.
+    ///
+    /// # Safety
+    /// The stream is one of the device's and lives as long as its owner.
+    pub(super) unsafe fn of(device: &Device, stream: sys::CUstream, owner: Arc<dyn Send + Sync>) -> Self {
+        // SAFETY: the owner is kept beside it.
+        let stream = unsafe { device.context.wrap_borrowed_stream(stream) };
+        Self { device: device.clone(), stream, owner: Some(owner) }
     }
 
-    /// Whether its kernels stay within a part of the device.
+    /// Whether it belongs to a part of the device.
     pub(super) fn is_part(&self) -> bool {
-        self.part.is_some()
+        self.owner.is_some()
     }
 
     /// Waits until all work of the stream is done.

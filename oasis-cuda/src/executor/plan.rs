@@ -2,7 +2,6 @@
 
 use super::mixture::ExpertShape;
 use super::options::{CudaOptions, Residency};
-use super::store_link::StoreLink;
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
 use crate::model::{dense_width, weight_bytes};
 use oasis_core::geometry::{KvDtype, KvGeometry};
@@ -81,6 +80,19 @@ impl Extent {
     }
 }
 
+/// Layers of a prefill that may be queued before those before them are done: enough that the device never waits for the
+/// host, few enough that a cancelled prefill ends soon.
+pub(super) const LAYERS_AHEAD: usize = 4;
+/// Layers of a prompt that lie between device and store at a time.
+pub(super) const BOUNCES: usize = LAYERS_AHEAD + 1;
+
+/// Pinned bytes between the device and a store: layers of a prompt, entries of two layers' transfers, completed blocks.
+fn carried_bytes(geometry: &KvGeometry, extent: Extent, rows: usize, cap: usize) -> usize {
+    let entry = entry_bytes(geometry.head_dim);
+    let heads = rows * geometry.kv_heads;
+    BOUNCES * extent.blocks * geometry.kv_heads * entry + heads * entry * (2 * cap.min(extent.slots) + 1)
+}
+
 /// Shape of the KV cache on a device.
 pub(super) fn geometry(spec: &DecoderSpec) -> KvGeometry {
     KvGeometry {
@@ -153,7 +165,7 @@ impl MemoryPlan {
             Residency::Dense => 0,
             Residency::Sparse(sparse) if sparse.through_store => {
                 let extent = Extent { blocks, tiles, slots, queries };
-                StoreLink::pinned_bytes(&geometry(spec), extent, requests, sparse.cap) as u64
+                carried_bytes(&geometry(spec), extent, requests, sparse.cap) as u64
             }
             Residency::Sparse(sparse) => {
                 let stored = options.max_context.div_ceil(BLOCK_TOKENS) * heads * entry;

@@ -2,6 +2,7 @@
 
 use super::CudaExecutor;
 use super::decoding::token_of;
+use super::plan::LAYERS_AHEAD;
 use super::prefill::Prompt;
 use super::request::{Phase, Request};
 use super::step::HostLayers;
@@ -9,10 +10,6 @@ use crate::device::DeviceError;
 use oasis_core::executor::PrefillProgress;
 use oasis_core::geometry::KvFootprint;
 use oasis_core::ids::RequestId;
-
-/// Layers of a prefill that may be queued before those before them are done: enough that the device never waits for the
-/// host, few enough that a cancelled prefill ends soon.
-pub(super) const LAYERS_AHEAD: usize = 4;
 
 impl CudaExecutor {
     pub(super) fn try_prefill(&mut self, id: RequestId) -> Result<PrefillProgress, PrefillError> {

@@ -6,19 +6,23 @@
 //! of the staging pool over UCX ([`OneSidedReader`]).
 
 mod codec;
+mod error;
 mod message;
 mod one_sided;
 mod peer;
+mod reader;
 mod secret;
 mod session;
 mod store;
 mod tls;
 
 pub use codec::WireError;
+pub use error::SessionError;
 pub use message::{BlockRead, Fact, Message, NodeMetrics, PartResult, Service, WIRE_VERSION, split_hand_over};
 pub use one_sided::{Lending, OneSidedReader, Places, StagingPool, open_ucx, ucx_settings};
-pub use peer::{Arrived, Lent, PeerEvent, PeerOptions, PrefillPeer};
+pub use peer::{Arrived, PeerEvent, PeerOptions, PrefillPeer};
+pub use reader::{BlockReader, Lent, MAX_READ_BYTES, ReadResult};
 pub use secret::Secret;
-pub use session::{Received, Session, SessionError, Terms, accept, connect};
-pub use store::{BlockReader, MAX_READ_BYTES, ReadResult, RemoteStore, RequestTraffic};
+pub use session::{Received, Session, Terms, accept, connect};
+pub use store::{RemoteStore, RequestTraffic};
 pub use tls::{Tls, TlsError, TlsFiles};

@@ -1,9 +1,10 @@
 //! The decode node's end: one session with a prefill node, shared by all requests.
 
+use super::error::SessionError;
 use super::message::{BlockRead, Message, PartResult, Service};
 use super::one_sided::Places;
-use super::session::{Session, SessionError, Terms, connect};
-use super::store::{BlockReader, ReadResult};
+use super::reader::{BlockReader, Lent, ReadResult};
+use super::session::{Session, Terms, connect};
 use async_trait::async_trait;
 use oasis_core::hand_over::{HandOver, LayerHandOver};
 use oasis_core::ids::{RequestId, TokenId};
@@ -24,15 +25,6 @@ pub struct PeerOptions {
     pub terms: Terms,
     /// Layers of the model: as many parts of a state are expected.
     pub layers: usize,
-}
-
-/// Where blocks of a request lie in the memory of the node that lends them.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Lent {
-    /// The node's staging pool, as `oasis_ucx::Descriptor` encodes it.
-    pub pool: Arc<[u8]>,
-    /// The blocks in it.
-    pub places: Places,
 }
 
 /// A request that can be taken over.

@@ -1,12 +1,12 @@
 //! A store whose blocks of the prompt lie on another node until they are needed.
 
 use super::message::BlockRead;
-use super::peer::Lent;
+use super::reader::{BlockReader, MAX_READ_BYTES};
 use async_trait::async_trait;
 use oasis_core::geometry::KvGeometry;
 use oasis_core::ids::{BlockId, LayerId, RequestId};
 use oasis_core::memory::{
-    BlockWrite, EntryKey, FetchedEntries, HostEntry, KvStore, Reservation, StoreError, StoreMetrics, StoreUsage,
+    BlockWrite, EntryKey, FetchedEntries, KvStore, Reservation, StoreError, StoreMetrics, StoreUsage,
 };
 use oasis_core::working_set::BlockSet;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,35 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::task::JoinSet;
 
-/// Most bytes of blocks that one read asks for.
-pub const MAX_READ_BYTES: usize = 8 << 20;
 /// Reads of one admission in flight.
 const READS_AHEAD: usize = 4;
-
-/// Answer to one [`BlockRead`]: memory with the bytes `[blocks][kv_heads][entry]`, or why there are none.
-pub type ReadResult = Result<HostEntry, String>;
-
-/// How the bytes of granted blocks get here from the node that has them.
-///
-/// Obligations: an answer comes within the reader's own deadline; after it, no byte is written to memory that the answer
-/// did not bring.
-#[async_trait]
-pub trait BlockReader: Send + Sync {
-    /// Blocks of `block_bytes` bytes of a request have been granted; `lent` says where they lie, where the node has said so.
-    ///
-    /// # Errors
-    /// Why they cannot be read.
-    async fn granted(&self, request: RequestId, block_bytes: usize, lent: Option<&Lent>) -> Result<(), String> {
-        let _ = (request, block_bytes, lent);
-        Ok(())
-    }
-
-    /// Reads blocks, all parts in one batch; one answer a part.
-    async fn read(&self, parts: Vec<BlockRead>) -> Vec<ReadResult>;
-
-    /// Tells the node that a request needs its blocks no more.
-    fn release(&self, request: RequestId);
-}
 
 /// Bytes of blocks that crossed for one request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! TLS 1.3 below a session: the server shows a certificate, the client checks it; both still prove the shared secret.
 
-use super::session::SessionError;
+use super::error::SessionError;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

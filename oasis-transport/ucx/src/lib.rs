@@ -32,12 +32,14 @@ mod library;
 mod memory;
 pub mod probe;
 mod ranges;
+mod settings;
 mod sys;
 mod wait;
 mod worker;
 
 pub use descriptor::Descriptor;
-pub use engine::{Access, Engine, Peer, Pool, Segment, Settings, Wire};
+pub use engine::{Engine, Peer, Pool};
 pub use error::{ReadError, Unavailable};
 pub use library::{LIBRARY, Search, prepare_environment};
 pub use memory::{Buffer, Word};
+pub use settings::{Access, Segment, Settings, Wire};

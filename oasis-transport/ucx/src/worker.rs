@@ -4,9 +4,9 @@ mod endpoint;
 mod operation;
 
 use crate::descriptor::Descriptor;
-use crate::engine::{Access, Settings, Wire};
 use crate::error::{ReadError, Unavailable};
 use crate::memory::Region;
+use crate::settings::{Access, Settings, Wire};
 use crate::sys::{self, Status, Ucp, Zeroed};
 use crate::wait::{self, Ear, Sleeper};
 use endpoint::Endpoint;

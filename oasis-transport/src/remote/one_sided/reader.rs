@@ -1,8 +1,8 @@
 //! The decode node's end: reads of the prefill node's memory.
 
 use super::super::message::BlockRead;
-use super::super::peer::{Lent, PrefillPeer};
-use super::super::store::{BlockReader, MAX_READ_BYTES, ReadResult};
+use super::super::peer::PrefillPeer;
+use super::super::reader::{BlockReader, Lent, MAX_READ_BYTES, ReadResult};
 use super::Places;
 use async_trait::async_trait;
 use oasis_core::ids::RequestId;

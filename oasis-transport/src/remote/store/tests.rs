@@ -1,7 +1,9 @@
 use super::*;
+use crate::remote::ReadResult;
 use crate::stores::Dram;
 use oasis_core::geometry::KvDtype;
 use oasis_core::ids::KvHead;
+use oasis_core::memory::HostEntry;
 use oasis_core::memory::StoreSpec;
 use oasis_core::testkit;
 

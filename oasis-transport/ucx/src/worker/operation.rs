@@ -2,9 +2,9 @@
 
 use super::endpoint::Endpoint;
 use super::words;
-use crate::engine::Segment;
 use crate::error::ReadError;
 use crate::memory::{Buffer, Region};
+use crate::settings::Segment;
 use crate::sys::{self, Posted, Status, Ucp, Zeroed};
 use std::cell::Cell;
 use std::ffi::c_void;
