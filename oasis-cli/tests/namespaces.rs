@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{oasis, outcome};
+use common::{has_ucx, oasis, outcome};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,16 @@ fn shell(line: &str) -> Result<(), String> {
     }
 }
 
-/// A namespace and its link to this one: `10.77.{number}.1` here, `10.77.{number}.2` there.
+fn limit() -> String {
+    format!("root tbf rate {} burst 64kb latency 400ms", RATE.0)
+}
+
+/// The first half of every address: another for another process, so that two may run the test at a time.
+fn network() -> String {
+    format!("10.{}", 64 + std::process::id() % 128)
+}
+
+/// A namespace and its link to this one: `{network}.{number}.1` here, `{network}.{number}.2` there.
 struct Namespace {
     name: String,
     here: String,
@@ -37,10 +46,11 @@ impl Namespace {
     fn new(number: u8) -> Result<Self, String> {
         let name = format!("oasis{}n{number}", std::process::id() % 100_000);
         shell(&format!("ip netns add {name}"))?;
-        let (here, there) = (format!("10.77.{number}.1"), format!("10.77.{number}.2"));
+        let network = network();
+        let (here, there) = (format!("{network}.{number}.1"), format!("{network}.{number}.2"));
         let namespace = Self { name, here, there };
         let Self { name, here, there } = &namespace;
-        let limit = format!("root tbf rate {} burst 64kb latency 400ms", RATE.0);
+        let limit = limit();
         for line in [
             format!("ip link add {name}h type veth peer name eth0 netns {name}"),
             format!("ip addr add {here}/24 dev {name}h"),
@@ -54,6 +64,18 @@ impl Namespace {
             shell(&line)?;
         }
         Ok(namespace)
+    }
+
+    /// A link of its own to another namespace, `eth1` at both ends: what UCX uses.
+    fn join(&self, other: &Self) -> Result<(), String> {
+        let (a, b) = (&self.name, &other.name);
+        shell(&format!("ip -n {a} link add eth1 type veth peer name eth1 netns {b}"))?;
+        for (name, end) in [(a, 1), (b, 2)] {
+            shell(&format!("ip -n {name} addr add {}.3.{end}/24 dev eth1", network()))?;
+            shell(&format!("ip -n {name} link set eth1 up"))?;
+            shell(&format!("ip netns exec {name} tc qdisc add dev eth1 {}", limit()))?;
+        }
+        Ok(())
     }
 
     /// `oasis` inside.
@@ -183,52 +205,82 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn two_namespaces_say_what_one_node_says() {
-    let (prefill_side, decode_side) = match Namespace::new(1).and_then(|one| Ok((one, Namespace::new(2)?))) {
+    let pair = Namespace::new(1).and_then(|one| {
+        let two = Namespace::new(2)?;
+        one.join(&two)?;
+        Ok((one, two))
+    });
+    let (prefill_side, decode_side) = match pair {
         Ok(sides) => sides,
         Err(problem) => return eprintln!("SKIPPED: two network namespaces (root, ip and tc are needed): {problem}"),
     };
     let folder = tempdir().unwrap();
     let folder = folder.path();
     std::fs::write(folder.join("secret"), "open sesame\n").unwrap();
-    println!("two namespaces, links of {} (tc tbf), {} ms each way (relay)", RATE.0, DELAY.as_millis());
     println!(
-        "{:<13} {:<8} {:>6} {:>13} {:>10} {:>8} {:>7} {:>8} {:>7}  tokens",
-        "model", "transfer", "prompt", "admission MiB", "misses MiB", "crossed", "first", "tokens/s", "Mbit/s"
+        "two namespaces, links of {} (tc tbf); {} ms each way (relay) for messages, none for UCX's own link",
+        RATE.0,
+        DELAY.as_millis()
+    );
+    let by_ucx = ["nodes.transport=ucx-tcp", "nodes.ucx_device=eth1"].map(|set| ["--set", set]).concat();
+    let transports: &[(&str, &[&str])] = match has_ucx() {
+        true => &[("tcp", &[]), ("ucx-tcp", &by_ucx)],
+        false => &[("tcp", &[])],
+    };
+    println!(
+        "{:<13} {:<8} {:<8} {:>6} {:>13} {:>10} {:>8} {:>7} {:>8} {:>7}  tokens",
+        "model",
+        "blocks",
+        "transfer",
+        "prompt",
+        "admission MiB",
+        "misses MiB",
+        "crossed",
+        "first",
+        "tokens/s",
+        "Mbit/s"
     );
     for Case { name, settings, prompt } in cases() {
         std::fs::write(folder.join("prompt"), &prompt).unwrap();
         let ask = ["--file", "prompt", "-n", "48", "--ignore-eos", "--json"];
         let expected = json(oasis(folder).arg("run").args(ask).args(&settings));
-        let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
         let secret = ["--secret-file", "secret"];
-        let listen = format!("{}:0", prefill_side.there);
-        let args = [&["--listen", &listen][..], &secret, &settings].concat();
-        let (_prefill, address) = Node::start(prefill_side.oasis(folder), "prefill", &args);
-        let address = relay(&decode_side.here, address);
-        for transfer in ["full", "partial"] {
-            let args = [&["--peer", &address, "--transfer", transfer][..], &secret, &settings].concat();
-            let (_decode, node) = Node::start(decode_side.oasis(folder), "decode", &args);
-            let mut client = decode_side.oasis(folder);
-            let document = json(client.args(["run", "--node", &node]).args(ask).args(secret).args(&settings));
-            let number = |key: &str| document["node"][key].as_f64().unwrap();
-            let mib = |key: &str| number(key) / f64::from(1 << 20);
-            let same = document["tokens"] == expected["tokens"] && document["text"] == expected["text"];
-            let first = number("first_token_seconds");
-            let rate = (number("admission_bytes") + number("state_bytes")) * 8.0 / first;
-            println!(
-                "{name:<13} {transfer:<8} {:>6} {:>13.2} {:>10.2} {:>7.1}% {first:>5.2} s {:>8.1} {:>7.1}  {}",
-                number("prompt_tokens"),
-                mib("admission_bytes"),
-                mib("miss_bytes"),
-                number("blocks") * 100.0 / number("prompt_blocks"),
-                number("decode_tokens_per_second"),
-                rate / 1e6,
-                if same { "same" } else { "OTHER" },
-            );
-            assert!(same, "{name}, {transfer}: {document}");
-            assert!(rate < RATE.1 * 1.05, "{name}, {transfer}: the link is not limited: {document}");
-            assert_eq!(number("blocks") == number("prompt_blocks"), transfer == "full", "{document}");
-            assert_eq!(number("misses") == 0.0, transfer == "full", "{document}");
+        for (blocks, more) in transports {
+            let settings: Vec<&str> = settings.iter().map(String::as_str).chain(more.iter().copied()).collect();
+            let listen = format!("{}:0", prefill_side.there);
+            let args = [&["--listen", &listen][..], &secret, &settings].concat();
+            let (_prefill, address) = Node::start(prefill_side.oasis(folder), "prefill", &args);
+            let address = relay(&decode_side.here, address);
+            for transfer in ["full", "partial"] {
+                let args = [&["--peer", &address, "--transfer", transfer][..], &secret, &settings].concat();
+                let (_decode, node) = Node::start(decode_side.oasis(folder), "decode", &args);
+                let mut client = decode_side.oasis(folder);
+                let document = json(client.args(["run", "--node", &node]).args(ask).args(secret).args(&settings));
+                let number = |key: &str| document["node"][key].as_f64().unwrap();
+                let mib = |key: &str| number(key) / f64::from(1 << 20);
+                let same = document["tokens"] == expected["tokens"] && document["text"] == expected["text"];
+                let first = number("first_token_seconds");
+                let rate = (number("admission_bytes") + number("state_bytes")) * 8.0 / first;
+                println!(
+                    "{name:<13} {blocks:<8} {transfer:<8} {:>6} {:>13.2} {:>10.2} {:>7.1}% {first:>5.2} s {:>8.1} {:>7.1}  {}",
+                    number("prompt_tokens"),
+                    mib("admission_bytes"),
+                    mib("miss_bytes"),
+                    number("blocks") * 100.0 / number("prompt_blocks"),
+                    number("decode_tokens_per_second"),
+                    rate / 1e6,
+                    if same { "same" } else { "OTHER" },
+                );
+                assert!(same, "{name}, {blocks}, {transfer}: {document}");
+                // UCX has a second link beside that of the messages.
+                let links = if more.is_empty() { 1.0 } else { 2.0 };
+                assert!(
+                    rate < links * RATE.1 * 1.05,
+                    "{name}, {blocks}, {transfer}: the link is not limited: {document}"
+                );
+                assert_eq!(number("blocks") == number("prompt_blocks"), transfer == "full", "{document}");
+                assert_eq!(number("misses") == 0.0, transfer == "full", "{document}");
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{oasis, outcome};
+use common::{has_ucx, oasis, outcome};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -15,17 +15,9 @@ const BUDGET: [&str; 4] = ["--set", "kv.budget_blocks=4", "--set", "selector.kin
 const MESSAGES: [&str; 2] = ["--set", "nodes.transport=tcp"];
 const MEMORY: [&str; 2] = ["--set", "nodes.transport=ucx-tcp"];
 
-/// How blocks cross: by messages, and where there is UCX by reads of memory. A variable makes it a failure that there is
-/// none.
+/// How blocks cross: by messages, and where there is UCX by reads of memory.
 fn transports() -> Vec<[&'static str; 2]> {
-    match oasis_ucx::Search::default().version() {
-        Ok(_) => vec![MESSAGES, MEMORY],
-        Err(error) => {
-            assert!(std::env::var_os("OASIS_REQUIRE_UCX").is_none(), "{error}");
-            eprintln!("SKIPPED for UCX, which is missing: {error}");
-            vec![MESSAGES]
-        }
-    }
+    if has_ucx() { vec![MESSAGES, MEMORY] } else { vec![MESSAGES] }
 }
 
 /// A node that is killed when the test ends.

@@ -16,6 +16,19 @@ pub fn oasis(folder: &Path) -> Command {
     command
 }
 
+/// Whether there is UCX; said aloud where there is none, and a failure where `OASIS_REQUIRE_UCX` is set.
+#[allow(dead_code, reason = "not every test uses it")]
+pub fn has_ucx() -> bool {
+    match oasis_ucx::Search::default().version() {
+        Ok(_) => true,
+        Err(error) => {
+            assert!(std::env::var_os("OASIS_REQUIRE_UCX").is_none(), "{error}");
+            eprintln!("SKIPPED for UCX, which is missing: {error}");
+            false
+        }
+    }
+}
+
 /// Exit code, standard output and standard error.
 pub fn outcome(output: Output) -> (i32, String, String) {
     let text = |bytes| String::from_utf8(bytes).expect("oasis prints UTF-8");
