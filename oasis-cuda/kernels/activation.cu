@@ -1,5 +1,5 @@
 // SwiGLU: out = silu(gate) * up, 8 coordinates a thread.
-#include "order.cuh"
+#include "overlap.cuh"
 
 struct Params {
     const uint4* gate_up;  // bf16 [rows][2][width]: the gates of a row, then its ups

@@ -7,7 +7,7 @@
 // -D SUMMARIZER="file" SUMMARY_BYTES=n HEAD_DIM=64|128 QUERIES=1|2
 #include "head.cuh"
 #include "layout.cuh"
-#include "order.cuh"
+#include "overlap.cuh"
 #include SUMMARIZER
 #include "summary.cuh"
 

@@ -8,7 +8,7 @@
 #include "copy.cuh"
 #include "layout.cuh"
 #include "mma.cuh"
-#include "order.cuh"
+#include "overlap.cuh"
 #include "work.cuh"
 
 constexpr int kRows = QUERIES * GROUP;  // row of the tile = token * GROUP + head of the group

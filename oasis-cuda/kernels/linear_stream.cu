@@ -6,7 +6,7 @@
 //
 // -D COLUMNS=8|16|32|64 (rows of x at most) TILE=64|128 (outputs of a cluster) STAGES=n (steps in flight)
 #include "cluster.cuh"
-#include "order.cuh"
+#include "overlap.cuh"
 #include "tensor.cuh"
 #include "wgmma.cuh"
 #include "work.cuh"

@@ -1,7 +1,7 @@
 // Residual add and RMSNorm of rows, one CTA a row: residual += x, out = norm(residual).
 //
 // -D ITEMS=n: a thread holds ITEMS groups of 8 coordinates, so hidden <= 8 * ITEMS * threads, a multiple of 8
-#include "order.cuh"
+#include "overlap.cuh"
 
 struct Params {
     uint4* residual;      // bf16 [rows][hidden], updated where there is `x`

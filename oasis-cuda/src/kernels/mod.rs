@@ -98,7 +98,7 @@ const HEADERS: [SourceFile; 16] = [
     file!("logits.cuh"),
     file!("mma.cuh"),
     file!("optional.cuh"),
-    file!("order.cuh"),
+    file!("overlap.cuh"),
     file!("summary.cuh"),
     file!("tensor.cuh"),
     file!("transfer.cuh"),
