@@ -20,8 +20,9 @@ impl CudaExecutor {
             self.parts.prefill().stream.synchronize()?;
             self.parts.streams.offload.synchronize()?;
         }
-        if self.parts.host_side.is_some() {
-            // The host writes whole lists: what is left of the last step must not be in the same one.
+        if self.parts.host_side.is_some() || self.parts.store_link.is_some() {
+            // The host writes whole lists, and reads a store's back: what is left of the last step must not be in the same
+            // one as this step's, which the device carries out by itself.
             self.settle()?;
         }
         let request = &self.requests[&id];

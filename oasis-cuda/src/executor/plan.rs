@@ -86,11 +86,15 @@ pub(super) const LAYERS_AHEAD: usize = 4;
 /// Layers of a prompt that lie between device and store at a time.
 pub(super) const BOUNCES: usize = LAYERS_AHEAD + 1;
 
-/// Pinned bytes between the device and a store: layers of a prompt, entries of two layers' transfers, completed blocks.
+/// Layers of a full KV that come back from a store at a time, in front of a first decode step.
+pub(super) const RETURNS: usize = 2;
+
+/// Pinned bytes between the device and a store: layers of a prompt both ways, entries of two layers' transfers, completed
+/// blocks.
 fn carried_bytes(geometry: &KvGeometry, extent: Extent, rows: usize, cap: usize) -> usize {
     let entry = entry_bytes(geometry.head_dim);
     let heads = rows * geometry.kv_heads;
-    BOUNCES * extent.blocks * geometry.kv_heads * entry + heads * entry * (2 * cap.min(extent.slots) + 1)
+    (BOUNCES + RETURNS) * extent.blocks * geometry.kv_heads * entry + heads * entry * (2 * cap.min(extent.slots) + 1)
 }
 
 /// Shape of the KV cache on a device.

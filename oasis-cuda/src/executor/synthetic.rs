@@ -87,11 +87,12 @@ impl CudaExecutor {
     }
 
     /// Changes the most admissions a KV head and step; graphs are captured anew. A selector that the host runs keeps its
-    /// own.
+    /// own, and where KV goes through a store the cap stays within that of the start, which there is pinned memory for.
     pub fn set_cap(&mut self, cap: usize) {
         if self.parts.host_side.is_some() {
             return;
         }
+        let cap = self.parts.store_link.as_ref().map_or(cap, |link| cap.min(link.borrow().most()));
         if let Residency::Sparse(sparse) = &mut self.parts.options.residency {
             sparse.cap = cap;
             self.info.cap = cap;

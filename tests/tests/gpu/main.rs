@@ -61,6 +61,7 @@ const TESTS: &[(&str, Test)] = &tests![
     errors::device_code_that_does_not_compile_names_its_line,
     errors::a_fault_of_the_device_names_its_step_and_hangs_nothing,
     stores::stores_that_the_device_does_not_address_say_what_pinned_memory_says,
+    stores::requests_join_and_leave_while_entries_come_from_a_store,
     stores::a_store_that_fails_ends_its_request_alone,
     experts::a_mixture_says_what_it_says_on_the_cpu,
     experts::bytes_of_a_step_count_the_experts_that_have_rows,

@@ -79,6 +79,40 @@ pub fn stores_that_the_device_does_not_address_say_what_pinned_memory_says(scene
     }
 }
 
+/// A first request decodes, a second one joins when lists of the first are on their way, a third when the first is gone.
+fn one_after_another(executor: &mut CudaExecutor, prompts: &[Vec<TokenId>]) -> Vec<Vec<TokenId>> {
+    let mut rows: Vec<(RequestId, Vec<TokenId>)> = Vec::new();
+    let mut said = Vec::new();
+    for (index, prompt) in prompts.iter().enumerate() {
+        if index == 2 {
+            let (first, tokens) = rows.remove(0);
+            executor.release(first);
+            said.push(tokens);
+        }
+        let id = RequestId(index as u64 + 1);
+        rows.push((id, vec![start(executor, id, prompt, 70)]));
+        (0..20).for_each(|_| step_all(executor, &mut rows));
+    }
+    rows.iter().for_each(|(id, _)| executor.release(*id));
+    said.extend(rows.into_iter().map(|(_, tokens)| tokens));
+    said
+}
+
+pub fn requests_join_and_leave_while_entries_come_from_a_store(scene: &Scene) {
+    let prompts = [500, 700, 333].map(|tokens| scene.prompts.prose(tokens, 9));
+    for predictor in PREDICTORS {
+        for prefill_layers in [None, Some(2)] {
+            let setup = Setup::sparse(8, &[predictor, "selector.fetch_ratio=0.25"], 2, 800);
+            let setup = Setup { prefill_layers, mode: StepMode::Streams, ..setup };
+            let want = one_after_another(&mut setup.start(&scene.device, &scene.tiny), &prompts);
+            let settings = ["store.kind=dram", "store.capacity=64MiB"].map(str::to_owned);
+            let mut through = start_through(scene, &setup, store(&settings));
+            assert!(one_after_another(&mut through, &prompts) == want, "{predictor}, {prefill_layers:?}: other tokens");
+            assert_nothing_held(&through);
+        }
+    }
+}
+
 pub fn a_store_that_fails_ends_its_request_alone(scene: &Scene) {
     let prompts = [500, 400].map(|tokens| scene.prompts.prose(tokens, 6));
     let setup = Setup::sparse(8, &["predictor.kind=last-query", "selector.fetch_ratio=0.5"], 2, 700);

@@ -5,7 +5,7 @@ use super::{COPY, HEADER, StoreLink};
 use crate::device::{DeviceError, Stream};
 use crate::executor::memory::SparseMemory;
 use crate::executor::parts::Parts;
-use crate::executor::plan::BOUNCES;
+use crate::executor::plan::{BOUNCES, RETURNS};
 use crate::executor::programs::SparsePrograms;
 use crate::executor::step::HostLayers;
 use crate::kernels::{Address, CopyList, GatherParams};
@@ -33,7 +33,7 @@ impl Parts {
     pub fn fetch_layer(&self, from: HostLayers, layer: usize, to: Address) -> Result<(), DeviceError> {
         let Some(link) = &self.store_link else { return Ok(()) };
         let link = &mut *link.borrow_mut();
-        if let Some(before) = layer.checked_sub(BOUNCES) {
+        if let Some(before) = layer.checked_sub(RETURNS) {
             // Its place is used again.
             self.events.copied[before].synchronize()?;
         }
@@ -44,7 +44,7 @@ impl Parts {
         let Some(&row) = rows.first() else { return Ok(()) };
         match link.runtime.block_on(link.store.fetch(&keys)) {
             Ok(fetched) => {
-                let place = &mut link.bounce.as_mut_slice()[layer % BOUNCES * link.bounce_bytes..][..from.bytes];
+                let place = &mut link.returning.as_mut_slice()[layer % RETURNS * link.bounce_bytes..][..from.bytes];
                 let entries = place.chunks_exact_mut(entry).zip(&fetched.entries);
                 entries.for_each(|(place, entry)| place.copy_from_slice(entry.bytes()));
             }
@@ -52,10 +52,10 @@ impl Parts {
                 link.failures.entry(row).or_insert_with(|| error.to_string());
             }
         }
-        let start = layer % BOUNCES * link.bounce_bytes;
-        for (at, part) in link.bounce.parts(start, from.bytes) {
-            let from = link.bounce.address().offset(start + at);
-            // SAFETY: the place in `staging` was waited for; the bounce is not written before this layer is copied.
+        let start = layer % RETURNS * link.bounce_bytes;
+        for (at, part) in link.returning.parts(start, from.bytes) {
+            let from = link.returning.address().offset(start + at);
+            // SAFETY: the place in `staging` was waited for; its place is not written again before that.
             unsafe { self.streams.offload.copy(to.offset(at), from, part)? };
         }
         Ok(())

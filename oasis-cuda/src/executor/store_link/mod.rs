@@ -8,7 +8,7 @@ mod carry;
 mod spans;
 
 use super::options::SparseOptions;
-use super::plan::{BOUNCES, Extent};
+use super::plan::{BOUNCES, Extent, RETURNS};
 use crate::device::{Device, DeviceError, Event, PinnedBuffer};
 use crate::kernels::{Address, CopyList, EntryCopy};
 use crate::layout::entry_bytes;
@@ -55,6 +55,9 @@ pub(super) struct StoreLink {
     spans: Spans,
     /// Layers of a prompt, `[BOUNCES]`.
     bounce: PinnedBuffer,
+    /// Layers of a full KV on their way back, `[RETURNS]`: a prompt of another request may lie in `bounce` meanwhile.
+    returning: PinnedBuffer,
+    /// Bytes of a layer in either.
     bounce_bytes: usize,
     /// Layers of the prompt under way that are in the store.
     stored: usize,
@@ -64,6 +67,8 @@ pub(super) struct StoreLink {
     /// Completed blocks of one layer, `[rows][kv_heads]` entries.
     tails: PinnedBuffer,
     pending: Vec<Pending>,
+    /// Admissions a KV head that there is room for.
+    most: usize,
     failures: BTreeMap<usize, String>,
 }
 
@@ -94,6 +99,7 @@ impl StoreLink {
             geometry,
             spans: Spans::new(geometry),
             bounce: pinned(BOUNCES * bounce_bytes)?,
+            returning: pinned(RETURNS * bounce_bytes)?,
             bounce_bytes,
             stored: 0,
             places: [place()?, place()?],
@@ -101,6 +107,7 @@ impl StoreLink {
             landing: pinned(copies)?,
             tails: pinned(heads * entry)?,
             pending: (0..geometry.layers).map(|_| Pending::default()).collect(),
+            most: options.cap,
             failures: BTreeMap::new(),
         })
     }
@@ -120,8 +127,16 @@ impl StoreLink {
     }
 
     pub fn release(&mut self, request: RequestId) {
-        self.spans.remove(request);
+        if let Some(row) = self.spans.remove(request) {
+            // They are not the next request's.
+            self.failures.remove(&row);
+        }
         self.store.release(request);
+    }
+
+    /// Most admissions of a KV head in a step.
+    pub fn most(&self) -> usize {
+        self.most
     }
 
     pub fn usage(&self) -> StoreUsage {

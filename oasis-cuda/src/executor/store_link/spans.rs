@@ -53,8 +53,10 @@ impl Spans {
         self.next += bytes.next_multiple_of(4096) + 4096;
     }
 
-    pub fn remove(&mut self, request: RequestId) {
-        self.spans.retain(|_, span| span.request != request);
+    /// Takes a request's run away; gives its row.
+    pub fn remove(&mut self, request: RequestId) -> Option<usize> {
+        let base = self.address(request)?;
+        self.spans.remove(&base.0).map(|span| span.row)
     }
 
     /// Where a request's run begins.
