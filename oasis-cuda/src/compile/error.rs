@@ -1,5 +1,7 @@
 //! Why a kernel could not be compiled.
 
+use std::borrow::Cow;
+
 /// A kernel could not be compiled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
@@ -24,7 +26,7 @@ pub enum CompileError {
     #[error("{file} does not compile:\n{log}")]
     Rejected {
         /// Source file of the unit.
-        file: &'static str,
+        file: Cow<'static, str>,
         /// The compiler's messages, each with the file and line that it is about.
         log: String,
     },

@@ -16,12 +16,13 @@ pub use nvrtc::{NVRTC_DIR, Nvrtc};
 pub use report::{KernelReport, parse_log};
 
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 
 /// A file of CUDA C++.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceFile {
     /// Name that other files include it by and that compile errors show.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Text.
     pub text: &'static str,
 }
@@ -99,7 +100,7 @@ impl Compiler {
         add(self.nvrtc.version());
         options.iter().for_each(|option| add(option));
         for file in std::iter::once(&unit.source).chain(&unit.headers) {
-            add(file.name);
+            add(&file.name);
             add(file.text);
         }
         hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()

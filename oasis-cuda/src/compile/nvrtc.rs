@@ -94,9 +94,9 @@ impl Nvrtc {
     /// Compiles to a CUBIN; gives the image and the log.
     pub(super) fn compile(&self, unit: &Unit, options: &[String]) -> Result<(Vec<u8>, String), CompileError> {
         let source = c_string(unit.source.text)?;
-        let name = c_string(unit.source.name)?;
+        let name = c_string(&unit.source.name)?;
         let texts = unit.headers.iter().map(|file| c_string(file.text)).collect::<Result<Vec<_>, _>>()?;
-        let names = unit.headers.iter().map(|file| c_string(file.name)).collect::<Result<Vec<_>, _>>()?;
+        let names = unit.headers.iter().map(|file| c_string(&file.name)).collect::<Result<Vec<_>, _>>()?;
         let options = options.iter().map(|option| c_string(option)).collect::<Result<Vec<_>, _>>()?;
         let pointers = |strings: &[CString]| strings.iter().map(|string| string.as_ptr()).collect::<Vec<_>>();
         let (text_pointers, name_pointers) = (pointers(&texts), pointers(&names));
@@ -120,7 +120,7 @@ impl Nvrtc {
         let status = unsafe { (self.api.compile)(program.program, options.len() as c_int, option_pointers.as_ptr()) };
         let log = program.log()?;
         if status != 0 {
-            return Err(CompileError::Rejected { file: unit.source.name, log });
+            return Err(CompileError::Rejected { file: unit.source.name.clone(), log });
         }
         Ok((program.cubin()?, log))
     }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::kernels::{self, KernelSpec};
+use oasis_core::policy::DeviceCode;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -33,9 +34,12 @@ fn every_kernel_compiles_without_spills_or_serialized_products() {
     }
 }
 
-fn scan_with(text: &'static str) -> Unit {
-    let summarizer = oasis_core::policy::DeviceCode::new("mine.cuh", text);
+fn scan_of(summarizer: DeviceCode) -> Unit {
     kernels::Scan { head_dim: 64, group: 2, queries: 2, query: 1, max: false, stages: 2, summarizer, bytes: 128 }.unit()
+}
+
+fn scan_with(text: &'static str) -> Unit {
+    scan_of(DeviceCode::new("mine.cuh", text))
 }
 
 #[test]
@@ -46,6 +50,22 @@ fn an_error_in_a_policy_shows_its_own_file_and_line() {
     let text = error.to_string();
     assert!(text.contains("mine.cuh(2): error"), "{text}");
     assert!(text.contains("\"one\" is undefined"), "{text}");
+}
+
+#[test]
+fn a_policys_file_may_have_the_name_of_a_kernels_and_include_those() {
+    let Some(compiler) = compiler() else { return };
+    let text = "#include \"layout.cuh\"
+struct Summarizer {
+    static constexpr int kRows = 1;
+    static __device__ float init(int row) { return 0.0f; }
+    static __device__ float update(int row, float value, float key) { return value + key; }
+    static __device__ float finish(int row, float value, int tokens) { return value / kBlock; }
+    static __device__ float expand(int row, float q) { return q; }
+};
+";
+    let unit = scan_of(DeviceCode::new("summary.cuh", text));
+    assert!(!compiler.compile(&unit).unwrap().reports.is_empty());
 }
 
 #[test]

@@ -81,7 +81,10 @@ pub trait KernelSpec {
 
 macro_rules! file {
     ($name:literal) => {
-        $crate::compile::SourceFile { name: $name, text: include_str!(concat!("../../kernels/", $name)) }
+        $crate::compile::SourceFile {
+            name: std::borrow::Cow::Borrowed($name),
+            text: include_str!(concat!("../../kernels/", $name)),
+        }
     };
 }
 pub(crate) use file;
@@ -115,8 +118,10 @@ fn unit(source: SourceFile, defines: &[(&str, usize)]) -> Unit {
 /// A unit into which `role` brings the code of a policy.
 fn unit_with_policy(source: SourceFile, defines: &[(&str, usize)], role: &str, policy: DeviceCode) -> Unit {
     let mut unit = unit(source, defines);
-    unit.headers.push(SourceFile { name: policy.name, text: policy.source });
-    unit.defines.push(format!("{role}=\"{}\"", policy.name));
+    // In a folder of their own: a policy's file may have the name of a kernel's.
+    let name = format!("policy/{}", policy.name);
+    unit.defines.push(format!("{role}=\"{name}\""));
+    unit.headers.push(SourceFile { name: name.into(), text: policy.source });
     unit.defines.extend(policy.constant.map(|value| format!("POLICY_CONSTANT={value:#x}ull")));
     unit
 }
