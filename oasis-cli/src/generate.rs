@@ -5,9 +5,9 @@ use crate::progress::Progress;
 use crate::report::RequestFacts;
 use crate::tokens::Decode;
 use oasis_core::engine::{Engine, Event, FinishReason, GenerateRequest};
-use oasis_core::executor::Executor;
+use oasis_core::executor::{Executor, PrefillProgress};
 use oasis_core::geometry::KvFootprint;
-use oasis_core::ids::TokenId;
+use oasis_core::ids::{RequestId, TokenId};
 use serde::Serialize;
 use std::io;
 use std::time::Instant;
@@ -35,6 +35,19 @@ pub struct Generation {
     pub finish: Finish,
     /// Measurements.
     pub facts: RequestFacts,
+}
+
+/// Reads the prompt of an admitted request to its end; gives the first token.
+///
+/// # Errors
+/// When the request fails.
+pub fn read_prompt(executor: &mut impl Executor, request: RequestId) -> CliResult<TokenId> {
+    loop {
+        let progress = executor.prefill(request).map_err(|error| CliError::Failure(error.to_string()))?;
+        if let PrefillProgress::Done(token) = progress {
+            return Ok(token);
+        }
+    }
 }
 
 /// Runs one request on an idle engine; `sink` receives each piece of text as soon as it is certain.

@@ -5,12 +5,13 @@ use crate::args::GlobalArgs;
 use crate::assemble::{self, Model};
 use crate::error::{CliError, CliResult};
 use crate::eval::tasks::{self, Task};
+use crate::generate::read_prompt;
 use crate::progress::Progress;
 use crate::settings::resolve;
 use crate::text::{columns, grouped, size};
 use crate::tokens::{Decode, ModelText};
 use oasis_core::config::{DeviceKind, Layer, Resolved};
-use oasis_core::executor::{Admission, DecodeRow, Executor, ExecutorStats, PrefillProgress, Sequence};
+use oasis_core::executor::{Admission, DecodeRow, Executor, ExecutorStats, Sequence};
 use oasis_core::geometry::KvFootprint;
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::pipeline::{Stage, Tracer};
@@ -87,12 +88,7 @@ impl Device for Cuda {
             Admission::Admitted => {}
             Admission::Wait { reason } | Admission::Refused { reason } => return Err(CliError::Input(reason)),
         }
-        loop {
-            match executor.prefill(request).map_err(|error| CliError::Failure(error.to_string()))? {
-                PrefillProgress::Running { .. } => {}
-                PrefillProgress::Done(token) => return Ok(token),
-            }
-        }
+        read_prompt(executor, request)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{CliError, CliResult};
 use crate::eval::meter::{AgreementMeter, Chooser, Source, Totals};
-use crate::eval::window::Window;
+use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
 use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::ids::RequestId;
@@ -48,13 +48,7 @@ pub fn measure(
     mut progress: impl FnMut(usize),
 ) -> CliResult<AgreementReport> {
     let geometry = executor.info().geometry;
-    let chooser = Chooser {
-        summarizer: executor.summarizer().expect("a sparse executor has a summarizer"),
-        shape: geometry.head_shape(),
-        kv_heads: geometry.kv_heads,
-        budget,
-        aggregate,
-    };
+    let chooser = Chooser::of(executor, budget, aggregate);
     let (meter, totals) = AgreementMeter::new(chooser, geometry.layers);
     executor.set_observer(Some(Box::new(meter)));
     let (mut right, mut guesses) = (0, 0);
@@ -101,15 +95,14 @@ fn rows_of(totals: &Totals) -> Vec<[f64; 3]> {
 
 /// The report as a table.
 pub fn render(report: &AgreementReport) -> String {
-    let (shortest, longest) = (report.contexts.iter().min().unwrap_or(&0), report.contexts.iter().max().unwrap_or(&0));
     let share = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |share| format!("{share:.4}"));
     let [right, wrong] = report.draft_right_and_wrong;
     let mut text = format!(
-        "top-{} agreement with the true next query ({:?} over the group), {} contexts of {shortest} to {longest} tokens, {} steps\n\
+        "top-{} agreement with the true next query ({:?} over the group), {}, {} steps\n\
          the draft head guessed the next token in {:.1}% of the steps; agreement {} there, {} elsewhere\n\n",
         report.budget_blocks,
         report.aggregate,
-        report.contexts.len(),
+        describe_contexts(report.contexts.iter().copied()),
         report.steps,
         report.draft_right * 100.0,
         share(right),

@@ -2,7 +2,7 @@
 
 use crate::error::{CliError, CliResult};
 use crate::eval::setting::{Contender, Setting};
-use crate::eval::window::Window;
+use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
 use oasis_core::executor::Executor;
 use oasis_core::ids::{BlockId, KvHead};
@@ -163,13 +163,10 @@ pub fn measure(
 
 /// The measurements as a table.
 pub fn render(coverage: &[Coverage], windows: &[Window], budget: &str) -> String {
-    let (contexts, steps) = (windows.iter().map(|w| w.context.len()), windows.iter().map(|w| w.forced.len() - 1));
+    let steps = windows.iter().map(|w| w.forced.len() - 1);
     let mut text = format!(
-        "share of dense attention's weight on resident blocks and the tail; budget {budget} blocks, {} contexts of {} to \
-         {} tokens, {} steps\n\n",
-        windows.len(),
-        contexts.clone().min().unwrap_or(0),
-        contexts.max().unwrap_or(0),
+        "share of dense attention's weight on resident blocks and the tail; budget {budget} blocks, {}, {} steps\n\n",
+        describe_contexts(windows.iter().map(|w| w.context.len())),
         steps.sum::<usize>(),
     );
     let layers = coverage.first().map_or(0, |c| c.layers.len());

@@ -4,7 +4,7 @@ use crate::error::CliResult;
 use crate::eval::logits::{Pair, choice, compare, divergence};
 use crate::eval::setting::{Contender, Setting};
 use crate::eval::statistics::{mean_of_steps, wilson};
-use crate::eval::window::Window;
+use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
 use serde::Serialize;
 
@@ -102,12 +102,9 @@ impl Divergence {
 
 /// The measurements as a table.
 pub fn render(rows: &[Divergence], windows: &[Window], budget: &str) -> String {
-    let contexts = windows.iter().map(|w| w.context.len());
     let mut text = format!(
-        "along dense decoding's greedy answers; budget {budget} blocks, {} contexts of {} to {} tokens, {} steps\n\n",
-        windows.len(),
-        contexts.clone().min().unwrap_or(0),
-        contexts.max().unwrap_or(0),
+        "along dense decoding's greedy answers; budget {budget} blocks, {}, {} steps\n\n",
+        describe_contexts(windows.iter().map(|w| w.context.len())),
         rows.first().map_or(0, |row| row.steps),
     );
     let head =

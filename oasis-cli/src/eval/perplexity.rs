@@ -4,7 +4,7 @@ use crate::error::CliResult;
 use crate::eval::logits::{Pair, compare, log_probabilities};
 use crate::eval::setting::{Contender, Setting};
 use crate::eval::statistics::mean_of_steps;
-use crate::eval::window::Window;
+use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
 use serde::Serialize;
 
@@ -78,13 +78,10 @@ impl Perplexity {
 
 /// The measurements as a table.
 pub fn render(rows: &[Perplexity], windows: &[Window], budget: &str) -> String {
-    let contexts = windows.iter().map(|w| w.context.len());
     let mut text = format!(
         "perplexity of forced tokens and its ratio to dense decoding's, with a paired 95% interval;\n\
-         budget {budget} blocks, {} contexts of {} to {} tokens, {} tokens predicted\n\n",
-        windows.len(),
-        contexts.clone().min().unwrap_or(0),
-        contexts.max().unwrap_or(0),
+         budget {budget} blocks, {}, {} tokens predicted\n\n",
+        describe_contexts(windows.iter().map(|w| w.context.len())),
         rows.first().map_or(0, |row| row.tokens),
     );
     let mut lines = vec![["policy", "perplexity", "ratio", "low", "high", "KiB/step"].map(str::to_owned).to_vec()];

@@ -2,7 +2,7 @@
 
 use crate::error::{CliError, CliResult};
 use crate::eval::meter::{Chooser, share};
-use crate::eval::window::Window;
+use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
 use oasis_core::executor::Executor;
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId};
@@ -141,13 +141,7 @@ pub fn measure(
     mut progress: impl FnMut(usize),
 ) -> CliResult<Turnover> {
     let geometry = executor.info().geometry;
-    let chooser = Chooser {
-        summarizer: executor.summarizer().expect("a sparse executor has a summarizer"),
-        shape: geometry.head_shape(),
-        kv_heads: geometry.kv_heads,
-        budget,
-        aggregate,
-    };
+    let chooser = Chooser::of(executor, budget, aggregate);
     let (meter, sums) = Meter::new(chooser, geometry.layers);
     executor.set_observer(Some(Box::new(meter)));
     for (index, window) in windows.iter().enumerate() {
@@ -175,12 +169,11 @@ pub fn measure(
 
 /// The measurement as a table.
 pub fn render(report: &Turnover) -> String {
-    let (shortest, longest) = (report.contexts.iter().min().unwrap_or(&0), report.contexts.iter().max().unwrap_or(&0));
     let mut text = format!(
         "share of a step's top-{} that is new since the step before, and admissions as a share of K;\n\
-         {} contexts of {shortest} to {longest} tokens, {} steps\n\n",
+         {}, {} steps\n\n",
         report.budget_blocks,
-        report.contexts.len(),
+        describe_contexts(report.contexts.iter().copied()),
         report.steps,
     );
     let cells = |name: String, row: [f64; 3]| -> Vec<String> {

@@ -15,6 +15,12 @@ pub struct Window {
     pub forced: Vec<TokenId>,
 }
 
+/// How many contexts there are and how long, in words.
+pub fn describe_contexts(lengths: impl Iterator<Item = usize> + Clone) -> String {
+    let (shortest, longest) = (lengths.clone().min().unwrap_or(0), lengths.clone().max().unwrap_or(0));
+    format!("{} contexts of {shortest} to {longest} tokens", lengths.count())
+}
+
 impl Window {
     /// Windows of `context + steps + 1` tokens from a text, at most `count`, spread evenly over it.
     ///

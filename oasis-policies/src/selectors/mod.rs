@@ -22,7 +22,7 @@ use oasis_core::working_set::{Admission, BlockSet, HeadSet, RankedBlock, Transfe
 const LRU_ORDER: DeviceCode = DeviceCode::new("lru_order.cuh", include_str!("lru_order.cuh"));
 
 /// Admissions a KV head and step that a part of `budget` comes to: `max(1, floor(ratio * budget))`, none for a ratio of 0.
-fn cap_of(ratio: f64, budget: usize) -> usize {
+pub fn cap_of(ratio: f64, budget: usize) -> usize {
     if ratio == 0.0 {
         return 0;
     }

@@ -10,6 +10,7 @@ use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::pipeline::Tracer;
 use oasis_cuda::executor::{CudaExecutor, MemoryPlan, StepBytes};
 use oasis_cuda::measure::Ceilings;
+use oasis_policies::selectors::cap_of;
 use serde::Serialize;
 use std::io::Write;
 use std::time::Instant;
@@ -170,18 +171,13 @@ fn measure_mode(args: &DecodeArgs, bench: &Bench, dense: bool, report: &mut Repo
                 return Err(CliError::Interrupted);
             }
             if let Some(budget) = executor.info().budget_blocks {
-                executor.set_cap(cap(*ratio, budget));
+                executor.set_cap(cap_of(*ratio, budget).min(budget));
             }
             let point = measure(args, &mut executor, dense, *batch, *ratio, &report.ceilings)?;
             report.points.push(point);
         }
     }
     Ok(())
-}
-
-/// C of a share of K: at least 1 unless the share is 0.
-fn cap(ratio: f64, budget: usize) -> usize {
-    if ratio <= 0.0 { 0 } else { ((ratio * budget as f64) as usize).clamp(1, budget) }
 }
 
 fn measure(

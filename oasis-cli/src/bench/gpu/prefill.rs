@@ -3,9 +3,10 @@
 use super::{Conditions, Subject, expect_admitted, sequence};
 use crate::args::GlobalArgs;
 use crate::error::{CliError, CliResult};
+use crate::generate::read_prompt;
 use crate::text::columns;
 use clap::Args;
-use oasis_core::executor::{DecodeRow, Executor, PrefillProgress};
+use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::ids::RequestId;
 use oasis_cuda::measure::kernels::TENSOR_FLOPS;
 use oasis_models::spec::DecoderSpec;
@@ -74,12 +75,7 @@ pub fn run(args: &PrefillArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliR
             let vocab = executor.info().vocab;
             let start = Instant::now();
             expect_admitted(executor.admit(sequence(id, *context, 2, vocab))?)?;
-            let failed = |error: oasis_core::executor::RequestError| CliError::Failure(error.to_string());
-            let token = loop {
-                if let PrefillProgress::Done(token) = executor.prefill(RequestId(id)).map_err(failed)? {
-                    break token;
-                }
-            };
+            let token = read_prompt(&mut executor, RequestId(id))?;
             let prefilled = start.elapsed().as_secs_f64() * 1e3;
             let start = Instant::now();
             executor.decode(&[DecodeRow { request: RequestId(id), token }])?;

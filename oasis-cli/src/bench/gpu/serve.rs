@@ -3,6 +3,7 @@
 use super::{Bench, Conditions, Subject, expect_admitted, sequence};
 use crate::args::GlobalArgs;
 use crate::error::{CliError, CliResult};
+use crate::generate::read_prompt;
 use crate::text::columns;
 use clap::Args;
 use oasis_core::executor::{Admission, DecodeRow, Executor, PrefillProgress};
@@ -144,22 +145,13 @@ pub fn run(args: &ServeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRes
 /// One real request: everything is compiled, planned and captured before the clock runs.
 fn warm_up(args: &ServeArgs, bench: &Bench, executor: &mut CudaExecutor) -> CliResult {
     expect_admitted(executor.admit(sequence(u64::MAX, args.input, 3, bench.spec.vocab))?)?;
-    let mut token = prefill(executor, RequestId(u64::MAX))?;
+    let mut token = read_prompt(executor, RequestId(u64::MAX))?;
     for _ in 0..2 {
         let row = DecodeRow { request: RequestId(u64::MAX), token };
         token = executor.decode(&[row])?.remove(0).map_err(|error| CliError::Failure(error.to_string()))?;
     }
     executor.release(RequestId(u64::MAX));
     Ok(())
-}
-
-fn prefill(executor: &mut CudaExecutor, id: RequestId) -> CliResult<TokenId> {
-    loop {
-        let progress = executor.prefill(id).map_err(|error| CliError::Failure(error.to_string()))?;
-        if let PrefillProgress::Done(token) = progress {
-            return Ok(token);
-        }
-    }
 }
 
 /// A request that decodes.

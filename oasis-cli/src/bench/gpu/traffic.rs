@@ -3,14 +3,16 @@
 use super::{Bench, Conditions, Subject, expect_admitted, median, sequence};
 use crate::args::GlobalArgs;
 use crate::error::{CliError, CliResult};
+use crate::generate::read_prompt;
 use crate::text::columns;
 use clap::Args;
-use oasis_core::executor::{DecodeRow, Executor, PrefillProgress};
+use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::geometry::KvGeometry;
 use oasis_core::ids::{BlockId, RequestId, TokenId};
 use oasis_core::working_set::BlockSet;
 use oasis_cuda::executor::CudaExecutor;
 use oasis_cuda::layout::entry_bytes;
+use oasis_policies::selectors::cap_of;
 use serde::Serialize;
 use std::io::Write;
 use std::time::Instant;
@@ -102,7 +104,7 @@ pub fn run(args: &TrafficArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliR
     let mut points = Vec::new();
     for context in &args.context {
         for ratio in &args.fetch_ratio {
-            executor.set_cap(((budget as f64 * ratio) as usize).max(1));
+            executor.set_cap(cap_of(*ratio, budget));
             points.push(measure(args, &bench, &mut executor, *context, *ratio, points.len() as u64)?);
         }
     }
@@ -154,23 +156,18 @@ fn measure(
     fetch_ratio: f64,
     id: u64,
 ) -> CliResult<Point> {
-    let failed = |error: oasis_core::executor::RequestError| CliError::Failure(error.to_string());
     let (request, geometry) = (RequestId(id), executor.info().geometry);
     // The same prompt for each cap.
     let prompt = sequence(0, context, args.steps + 2, bench.spec.vocab);
     expect_admitted(executor.admit(oasis_core::executor::Sequence { request, ..prompt })?)?;
-    let mut token = loop {
-        if let PrefillProgress::Done(token) = executor.prefill(request).map_err(failed)? {
-            break token;
-        }
-    };
+    let mut token = read_prompt(executor, request)?;
     let mut step = |executor: &mut CudaExecutor| -> CliResult<f64> {
         if crate::interrupt::requested() {
             return Err(CliError::Interrupted);
         }
         let start = Instant::now();
         let next: Result<TokenId, _> = executor.decode(&[DecodeRow { request, token }])?.remove(0);
-        token = next.map_err(failed)?;
+        token = next.map_err(|error| CliError::Failure(error.to_string()))?;
         Ok(start.elapsed().as_secs_f64() * 1e3)
     };
     // The prefill node's: it sees everything and chooses.

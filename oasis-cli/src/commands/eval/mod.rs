@@ -40,7 +40,7 @@ enum Measure {
     /// Share of the next step's own top-K that the draft query predicts, layer by layer
     Agreement(AgreementArgs),
     /// Share of the top-K that is new from one step to the next, layer by layer
-    Turnover(TurnoverArgs),
+    Turnover(ChoiceArgs),
     /// Share of dense attention's weight that lies on what is resident, policy by policy
     Coverage(PolicyArgs),
 }
@@ -85,22 +85,15 @@ struct PolicyArgs {
 #[derive(Debug, Args)]
 struct AgreementArgs {
     #[command(flatten)]
-    windows: WindowArgs,
+    choices: ChoiceArgs,
     /// Decode along the model's own greedy continuation of each window's context
     #[arg(long, requires = "file")]
     greedy: bool,
-    /// How the query heads of a group are joined
-    #[arg(long, value_enum, default_value_t = Join::Sum)]
-    aggregate: Join,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    model: ModelArgs,
 }
 
+/// What measures a model's choices of blocks along a text takes.
 #[derive(Debug, Args)]
-struct TurnoverArgs {
+struct ChoiceArgs {
     #[command(flatten)]
     windows: WindowArgs,
     /// How the query heads of a group are joined
@@ -217,6 +210,7 @@ impl PolicyArgs {
 }
 
 fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
+    let AgreementArgs { choices: args, greedy } = args;
     // The measure's own setting: the draft query's choice is what the working set becomes.
     let mut layers = args.model.layers()?;
     for setting in ["predictor.kind=draft-query", "selector.kind=fetch-all"] {
@@ -232,7 +226,7 @@ fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write)
     let setting = Setting::new(global, &layers, &resolved, &model)?;
     let weights = &setting.weights;
     let mut executor = assemble::start_executor(&resolved.config, weights.clone(), policies, Tracer::default())?;
-    if args.greedy {
+    if *greedy {
         let mut dense = setting.dense()?;
         for window in &mut windows {
             let state = PromptState::read(weights, &window.context, setting.prefill_chunk, &mut |_, _| ());
@@ -249,7 +243,7 @@ fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write)
     print(&report, || agreement::render(&report), args.json, out)
 }
 
-fn run_turnover(args: &TurnoverArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
+fn run_turnover(args: &ChoiceArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
     let resolved = resolve(global, args.model.layers()?)?;
     assemble::check_device(&resolved.config)?;
     let budget = budget(&resolved)?;
