@@ -173,7 +173,7 @@ async fn serve(shared: Arc<Shared>, listener: std::net::TcpListener, jobs: mpsc:
         async move {
             match accept(stream, Service::Prefill, &shared.options.terms).await {
                 Ok(session) => session::run(shared, session, jobs, peer).await,
-                Err(error) => tracing::warn!("{peer}: {error}"),
+                Err(error) => tracing::warn!("{peer}: no session was opened: {error}"),
             }
         }
     })

@@ -191,12 +191,14 @@ async fn accept_clients(listener: std::net::TcpListener, terms: Terms, submissio
     accept_each(listener, MAX_CLIENTS, |stream, peer| {
         let (terms, submissions) = (terms.clone(), submissions.clone());
         async move {
-            let served = match accept(stream, Service::Decode, &terms).await {
-                Ok(session) => serve(session, submissions, terms.timeout).await,
-                Err(error) => Err(error),
-            };
-            if let Err(error) = served {
-                tracing::info!("{peer}: {error}");
+            match accept(stream, Service::Decode, &terms).await {
+                Ok(session) => {
+                    if let Err(error) = serve(session, submissions, terms.timeout).await {
+                        tracing::info!("{peer}: {error}");
+                    }
+                }
+                // A client without the secret goes by itself.
+                Err(error) => tracing::warn!("{peer}: no session was opened: {error}"),
             }
         }
     })
