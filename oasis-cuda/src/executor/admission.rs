@@ -76,7 +76,7 @@ impl CudaExecutor {
         let tokens = prompt.len() + max_new_tokens.saturating_sub(1);
         if tokens > self.info.max_context {
             let reason = format!(
-                "expected a context of at most {} tokens, found {tokens} (engine.max_context)",
+                "expected a context of at most {} tokens, found {tokens} (device.max_context)",
                 self.info.max_context
             );
             return Ok(Admission::Refused { reason });

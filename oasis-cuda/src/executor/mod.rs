@@ -133,7 +133,7 @@ impl CudaExecutor {
                 ),
             )
             .hint(if tokens > 0 {
-                format!("engine.max_context = {tokens} would fit")
+                format!("device.max_context = {tokens} would fit")
             } else {
                 "a smaller model, or a card with more memory".to_owned()
             }));

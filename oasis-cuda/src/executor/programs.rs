@@ -94,7 +94,7 @@ impl Programs {
                         format!("preparing selection over {blocks} blocks"),
                         "expected a context of at most 16,384 blocks (262,144 tokens)",
                     )
-                    .hint("lower engine.max_context")
+                    .hint("lower device.max_context")
                 };
                 let select = match (sparse.bridge(), sparse.selector) {
                     (None, Some(code)) => Some(Select::for_blocks(head_dim, slots, blocks, code).ok_or_else(too_long)?),
