@@ -1,15 +1,24 @@
 //! The same tokens, and what crosses for them.
 
 use crate::{LIMIT, alone, setup};
+use async_trait::async_trait;
+use oasis_core::config::Bytes;
 use oasis_core::engine::GenerateRequest;
 use oasis_core::executor::Executor;
+use oasis_core::geometry::KvGeometry;
+use oasis_core::ids::{LayerId, RequestId};
+use oasis_core::memory::{
+    BlockWrite, EntryKey, FetchedEntries, KvStore, Reservation, StoreError, StoreSpec, StoreUsage,
+};
 use oasis_core::sampling::SamplingParams;
 use oasis_nodes::TransferMode;
 use oasis_tests::drive::request;
-use oasis_tests::nodes::{Setup, assert_idle, run};
+use oasis_tests::nodes::{Setup, assert_idle, eventually, run};
 use oasis_tests::prompts::Prompts;
 use oasis_tests::survivors::{prompt, requests};
 use oasis_tests::{models, references, within};
+use oasis_transport::stores::Dram;
+use std::sync::{Arc, OnceLock};
 
 const BOTH: [TransferMode; 2] = [TransferMode::Full, TransferMode::Partial];
 
@@ -98,24 +107,60 @@ fn partial_transfer_brings_less_and_fetches_what_is_missed_once() {
     });
 }
 
+/// A store in which nothing finds room before it is opened.
+struct Held {
+    inner: Arc<dyn KvStore>,
+    opened: OnceLock<()>,
+}
+
+#[async_trait]
+impl KvStore for Held {
+    fn usage(&self) -> StoreUsage {
+        self.inner.usage()
+    }
+
+    fn reserve(&self, request: RequestId, geometry: &KvGeometry, blocks: usize) -> Reservation {
+        self.opened.wait();
+        self.inner.reserve(request, geometry, blocks)
+    }
+
+    async fn put(&self, request: RequestId, layer: LayerId, blocks: &[BlockWrite<'_>]) -> Result<(), StoreError> {
+        self.inner.put(request, layer, blocks).await
+    }
+
+    async fn fetch(&self, keys: &[EntryKey]) -> Result<FetchedEntries, StoreError> {
+        self.inner.fetch(keys).await
+    }
+
+    fn release(&self, request: RequestId) {
+        self.inner.release(request);
+    }
+}
+
 #[test]
 fn a_short_prompt_does_not_wait_for_a_long_one() {
     within(LIMIT, || {
         let setup = setup("draft-query", "fetch-all");
         let requests = [request(&prompt(450, 1), 6), request(&prompt(21, 2), 6), request(&prompt(22, 3), 1)];
         let expected = alone(&setup, &requests);
-        let prefill = setup.prefill();
-        // Of one decode node, or of one each.
+        let inner = Dram { capacity: Bytes(setup.staging) }.build().unwrap();
+        let store = Arc::new(Held { inner, opened: OnceLock::new() });
+        let prefill = setup.prefill_over(store.clone(), "127.0.0.1:0");
+        // Of one decode node: the long prompt is read when all have come.
         let mut decode = setup.decode(prefill.address(), TransferMode::Partial);
-        let mut jobs = 0;
-        let (_, said) = run(&mut decode, &requests, |_, _, said| {
-            jobs = jobs.max(prefill.status().jobs);
-            assert!(said[0].tokens.is_empty() || said[1..].iter().all(|said| said.finished), "{said:?}");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                eventually("all prompts are there", || prefill.status().jobs == requests.len());
+                store.opened.set(()).unwrap();
+            });
+            let (_, said) = run(&mut decode, &requests, |_, _, said| {
+                assert!(said[0].tokens.is_empty() || said[1..].iter().all(|said| !said.tokens.is_empty()), "{said:?}");
+            });
+            assert_eq!(said, expected);
         });
-        assert_eq!(said, expected);
-        assert!(jobs > 1, "one prompt at a time");
         assert_idle(&prefill, decode.executor());
 
+        // Of a decode node each.
         let (setup, address) = (&setup, prefill.address());
         let answers: Vec<_> = std::thread::scope(|scope| {
             let ask = |request| {
