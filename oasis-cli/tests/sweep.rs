@@ -113,6 +113,26 @@ fn a_dry_run_measures_nothing() {
 }
 
 #[test]
+fn arguments_of_the_measurements_are_replaced_for_a_trial() {
+    let folder = folder(&SWEEP.replace("[0.01, 0.1, 0.3, 1.0]", "[0.1]"));
+    let (code, out, err) = run(folder.path(), &["--argument", "context=200", "tiny.toml"]);
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    let points = points(folder.path());
+    assert!(!points.is_empty());
+    for point in points.values() {
+        assert!(String::from_utf8_lossy(point).contains("\"--context\",\n    \"200\""), "{point:?}");
+    }
+    for (argument, message) in [
+        ("contex=200", "--argument contex=200: expected an argument of a measurement, found none that names --contex"),
+        ("context", "--argument: expected NAME=VALUE, found context"),
+    ] {
+        let (code, out, err) = run(folder.path(), &["--argument", argument, "tiny.toml"]);
+        assert_eq!((code, out.as_str()), (2, ""));
+        assert!(err.starts_with(&format!("error: {message}\n  hint: ")), "{err}");
+    }
+}
+
+#[test]
 fn what_is_wrong_is_said_before_anything_runs() {
     let measure = "[[measure]]\ncommand = \"eval recall\"\n";
     let cases = [

@@ -18,6 +18,9 @@ pub struct SweepArgs {
     /// Folder of the results; each sweep has a folder in it, named after its file
     #[arg(short, long, value_name = "FOLDER", default_value = "sweeps")]
     output: PathBuf,
+    /// Another value of an argument of the measurements that name it, such as windows=1 for a trial; may be repeated
+    #[arg(long, value_name = "NAME=VALUE")]
+    argument: Vec<String>,
     /// Print the points and which of them are finished, and measure nothing
     #[arg(long)]
     dry_run: bool,
@@ -30,9 +33,13 @@ pub struct SweepArgs {
 /// once on Ctrl-C.
 pub fn run(args: &SweepArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
     crate::interrupt::catch();
+    let mut sweeps = args.file.iter().map(|file| SweepFile::read(file)).collect::<CliResult<Vec<_>>>()?;
+    for argument in &args.argument {
+        replace(argument, &mut sweeps)?;
+    }
     let mut failed = Vec::new();
-    for file in &args.file {
-        failed.extend(one(args, file, global, out)?);
+    for (file, (sweep, source)) in args.file.iter().zip(&sweeps) {
+        failed.extend(one(args, file, sweep, source, global, out)?);
     }
     if failed.is_empty() {
         return Ok(());
@@ -43,9 +50,30 @@ pub fn run(args: &SweepArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRes
     ))
 }
 
+fn replace(argument: &str, sweeps: &mut [(SweepFile, String)]) -> CliResult {
+    let (name, value) = argument.split_once('=').ok_or_else(|| {
+        CliError::input(format!("--argument: expected NAME=VALUE, found {argument}"), "--argument windows=1")
+    })?;
+    let name = format!("--{name}");
+    let replaced: usize = sweeps.iter_mut().map(|(sweep, _)| sweep.replace_argument(&name, value)).sum();
+    if replaced == 0 {
+        return Err(CliError::input(
+            format!("--argument {argument}: expected an argument of a measurement, found none that names {name}"),
+            "it replaces what stands in the arguments of a [[measure]]",
+        ));
+    }
+    Ok(())
+}
+
 /// Returns what failed.
-fn one(args: &SweepArgs, file: &Path, global: &GlobalArgs, out: &mut dyn Write) -> CliResult<Vec<String>> {
-    let (sweep, source) = SweepFile::read(file)?;
+fn one(
+    args: &SweepArgs,
+    file: &Path,
+    sweep: &SweepFile,
+    source: &str,
+    global: &GlobalArgs,
+    out: &mut dyn Write,
+) -> CliResult<Vec<String>> {
     let points = sweep.points()?;
     // All of them before the first one runs: an hour is a long time to wait for a misspelt key.
     let ready = points.iter().map(|point| point.prepare(global)).collect::<CliResult<Vec<_>>>()?;
@@ -87,7 +115,7 @@ fn one(args: &SweepArgs, file: &Path, global: &GlobalArgs, out: &mut dyn Write) 
     if !args.dry_run {
         let results = points.into_iter().zip(&ready);
         let results = results.filter_map(|(point, ready)| Some((point, finished.get(&ready.id)?.clone())));
-        write_results(&state, &sweep, &source, ready.len(), &results.collect::<Vec<_>>(), out)?;
+        write_results(&state, sweep, source, ready.len(), &results.collect::<Vec<_>>(), out)?;
     }
     Ok(failed)
 }

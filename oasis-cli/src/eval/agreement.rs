@@ -12,6 +12,21 @@ use oasis_models::cpu::{CpuExecutor, CpuModel, PromptState};
 use serde::Serialize;
 use std::sync::PoisonError;
 
+/// The queries that are compared, in the order of tables.
+const QUERIES: [(Source, &str); 3] =
+    [(Source::Draft, "draft query"), (Source::Previous, "previous query"), (Source::Probe, "draft of the true token")];
+
+/// Agreement of one query in one layer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LayerAgreement {
+    /// Layer.
+    pub layer: usize,
+    /// Whose choice is compared with the next query's.
+    pub query: &'static str,
+    /// Share of the next query's top-K that it chooses, mean over KV heads and steps, 0 to 1.
+    pub agreement: f64,
+}
+
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AgreementReport {
@@ -25,9 +40,9 @@ pub struct AgreementReport {
     pub steps: usize,
     /// Share of steps in which the draft head guessed the next token.
     pub draft_right: f64,
-    /// Per layer: draft query, previous query, draft row fed the true next token.
-    pub layers: Vec<[f64; 3]>,
-    /// The same over all layers.
+    /// Layer by layer: draft query, previous query, draft row fed the true next token.
+    pub layers: Vec<LayerAgreement>,
+    /// The same three over all layers.
     pub mean: [f64; 3],
     /// Mean of the draft query where the draft head guessed the next token, and where it did not; absent where there
     /// was no such step.
@@ -80,17 +95,21 @@ pub fn measure(
         steps: totals.steps(geometry.kv_heads),
         draft_right: right as f64 / guesses.max(1) as f64,
         layers: rows_of(&totals),
-        mean: [Source::Draft, Source::Previous, Source::Probe].map(|source| totals.mean(source).unwrap_or(f64::NAN)),
+        mean: QUERIES.map(|(source, _)| totals.mean(source).unwrap_or(f64::NAN)),
         draft_right_and_wrong: [Source::DraftRight, Source::DraftWrong].map(|source| totals.mean(source)),
     })
 }
 
-fn rows_of(totals: &Totals) -> Vec<[f64; 3]> {
-    let columns =
-        [Source::Draft, Source::Previous, Source::Probe].map(|source| totals.per_layer(source).unwrap_or_default());
-    (0..columns[0].len())
-        .map(|layer| [0, 1, 2].map(|column| columns[column].get(layer).copied().unwrap_or(f64::NAN)))
-        .collect()
+fn rows_of(totals: &Totals) -> Vec<LayerAgreement> {
+    let columns = QUERIES.map(|(source, query)| (query, totals.per_layer(source).unwrap_or_default()));
+    let row = |layer: usize| {
+        columns.each_ref().map(|(query, shares)| LayerAgreement {
+            layer,
+            query,
+            agreement: shares.get(layer).copied().unwrap_or(f64::NAN),
+        })
+    };
+    (0..columns[0].1.len()).flat_map(row).collect()
 }
 
 /// The report as a table.
@@ -108,14 +127,17 @@ pub fn render(report: &AgreementReport) -> String {
         share(right),
         share(wrong),
     );
-    let cells = |name: String, row: &[f64; 3]| -> Vec<String> {
-        std::iter::once(name).chain(row.iter().map(|share| format!("{share:.4}"))).collect()
+    let cells = |name: String, shares: &[f64]| -> Vec<String> {
+        std::iter::once(name).chain(shares.iter().map(|share| format!("{share:.4}"))).collect()
     };
-    let mut rows =
-        vec![["layer", "draft query", "previous query", "draft of the true token"].map(str::to_owned).to_vec()];
-    rows.extend(report.layers.iter().enumerate().map(|(layer, row)| cells(layer.to_string(), row)));
+    let mut rows = vec![std::iter::once("layer").chain(QUERIES.map(|(_, query)| query)).map(str::to_owned).collect()];
+    let mut least = [f64::INFINITY; 3];
+    for (layer, row) in report.layers.chunks_exact(3).enumerate() {
+        let shares = [&row[0], &row[1], &row[2]].map(|row| row.agreement);
+        least = [0, 1, 2].map(|query| least[query].min(shares[query]));
+        rows.push(cells(layer.to_string(), &shares));
+    }
     rows.push(cells("mean".to_owned(), &report.mean));
-    let least = [0, 1, 2].map(|column| report.layers.iter().map(|row| row[column]).fold(f64::INFINITY, f64::min));
     rows.push(cells("least".to_owned(), &least));
     text.push_str(&columns(&rows).join("\n"));
     text.push('\n');

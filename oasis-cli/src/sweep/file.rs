@@ -96,6 +96,22 @@ impl SweepFile {
         Ok((file, text))
     }
 
+    /// Gives `name`, such as `--windows`, another value in every measurement whose arguments name it. Returns how often.
+    pub fn replace_argument(&mut self, name: &str, value: &str) -> usize {
+        let mut replaced = 0;
+        for measure in &mut self.measure {
+            let mut is_value = false;
+            for argument in &mut measure.arguments {
+                if is_value {
+                    value.clone_into(argument);
+                    replaced += 1;
+                }
+                is_value = !is_value && argument == name;
+            }
+        }
+        replaced
+    }
+
     /// All points, in order: by measurement, case, and the grid's keys, the last key fastest.
     ///
     /// # Errors
@@ -191,6 +207,18 @@ mod tests {
             ["kv.budget_blocks=8", "predictor.kind=\"exact\"", "predictor.boost=1", "selector.fetch_ratio=0.5"];
         assert_eq!(settings, expected);
         assert_eq!((first.case.as_deref(), points[6].case.as_deref()), (Some("a"), Some("b")));
+    }
+
+    #[test]
+    fn an_argument_is_replaced_where_it_stands() {
+        let mut sweep = sweep(
+            "title = \"t\"\n[[measure]]\ncommand = \"eval coverage\"\narguments = [\"--windows\", \"20\", \"--steps\", \"8\"]\n\
+             [[measure]]\ncommand = \"eval recall\"\narguments = [\"--per\", \"2\"]\n",
+        );
+        assert_eq!((sweep.replace_argument("--windows", "1"), sweep.replace_argument("--per", "1")), (1, 1));
+        assert_eq!(sweep.measure[0].arguments, ["--windows", "1", "--steps", "8"]);
+        assert_eq!(sweep.measure[1].arguments, ["--per", "1"]);
+        assert_eq!(sweep.replace_argument("--length", "4096"), 0);
     }
 
     #[test]

@@ -87,11 +87,21 @@ fn line<'a>(cells: impl Iterator<Item = &'a str>) -> String {
     line
 }
 
-/// A result that is a list has a row for each element.
+/// The elements of a list of objects, which are rows.
+fn elements(value: &Value) -> Option<&[Value]> {
+    value.as_array().filter(|list| !list.is_empty() && list.iter().all(Value::is_object)).map(Vec::as_slice)
+}
+
+/// A result that is a list, or has a single one among its fields, has a row for each element; what stands beside the list
+/// belongs to all of them.
 fn rows(point: &Point, finished: &Finished) -> Vec<Row> {
-    let results = match &finished.result {
-        Value::Array(elements) if elements.iter().all(Value::is_object) => elements.as_slice(),
-        other => std::slice::from_ref(other),
+    let fields = finished.result.as_object();
+    let lists: Vec<_> =
+        fields.into_iter().flatten().filter_map(|(key, value)| Some((key.as_str(), elements(value)?))).collect();
+    let (list, results) = match (elements(&finished.result), lists.as_slice()) {
+        (Some(elements), _) => (None, elements),
+        (None, &[(key, elements)]) => (Some(key), elements),
+        _ => (None, std::slice::from_ref(&finished.result)),
     };
     let provenance = &finished.provenance;
     let circumstances = [
@@ -110,6 +120,9 @@ fn rows(point: &Point, finished: &Finished) -> Vec<Row> {
             circumstances: circumstances.to_vec(),
         };
         row.labels.extend(point.case.iter().map(|case| ("case".to_owned(), case.clone())));
+        if let (Some(list), Some(fields)) = (list, fields) {
+            fields.iter().filter(|(key, _)| *key != list).for_each(|(key, value)| take(&mut row, key.clone(), value));
+        }
         take(&mut row, String::new(), result);
         row
     };
@@ -172,6 +185,16 @@ pub mod tests {
         assert_eq!(table.rows[0].figures["layers.1"], 2.0);
         assert_eq!(table.varying("eval a"), ["policy"]);
         assert_eq!(table.figures("eval a"), ["share"]);
+        let within =
+            json!({"k": 8, "mean": [0.5, 0.25], "layers": [{"layer": 0, "query": "x"}, {"layer": 1, "query": "x"}]});
+        let rows = Table::new(&[finished("eval b", "k", 0.5, within)]).rows;
+        let figures = |row: &Row| row.figures.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
+        assert_eq!(
+            rows.iter().map(figures).collect::<Vec<_>>(),
+            [0, 1].map(|layer| {
+                ["k=8".to_owned(), format!("layer={layer}"), "mean.0=0.5".to_owned(), "mean.1=0.25".to_owned()].to_vec()
+            })
+        );
         let csv = table.csv();
         let mut lines = csv.lines();
         let header =
