@@ -9,6 +9,7 @@ use crate::tokens::{Decode, ModelText};
 use clap::Args;
 use oasis_core::config::Resolved;
 use oasis_core::engine::GenerateRequest;
+use oasis_core::geometry::LAYOUT_VERSION;
 use oasis_core::ids::TokenId;
 use oasis_models::checkpoint::Checkpoint;
 use oasis_models::cpu::CpuModel;
@@ -97,7 +98,8 @@ pub fn facts(resolved: &Resolved, model: &CpuModel, budget_blocks: usize) -> Vec
     };
     let values = resolved.values.iter().filter(|(key, ..)| decides(key));
     let policies: Vec<_> = values.map(|(key, value, _)| (key.clone(), value.to_string())).collect();
-    node_facts(model, &assemble::geometry(&resolved.config, model.spec()), budget_blocks, &policies)
+    let geometry = assemble::geometry(&resolved.config, model.spec());
+    node_facts(model.fingerprint(), &geometry, LAYOUT_VERSION, budget_blocks, &policies)
 }
 
 /// What `--json` prints.

@@ -2,9 +2,61 @@
 //!
 //! It holds everything but the blocks: those lie in the first executor's store and are read from there.
 
+use crate::executor::{Admission, Executor, RequestError, Sequence};
 use crate::geometry::KvGeometry;
-use crate::ids::{BlockId, Step};
+use crate::ids::{BlockId, RequestId, Step};
 use crate::working_set::{BlockSet, HeldSlot};
+
+/// An executor whose requests may begin on another one, or go on on it.
+///
+/// Obligations:
+/// - A request that was handed over says the tokens it would have said without; so both executors run the same weights and
+///   policies, and agree on the layout of entries and summaries.
+/// - What another executor sent is checked before it is used.
+pub trait HandsOver: Executor {
+    /// Sets memory aside for a request whose prompt another executor reads; [`take_over`](Self::take_over) brings it.
+    ///
+    /// # Errors
+    /// As [`Executor::admit`].
+    fn expect(&mut self, sequence: Sequence) -> anyhow::Result<Admission>;
+
+    /// Takes over an expected request; the blocks of its working set are fetched from this executor's store.
+    ///
+    /// # Errors
+    /// When the state does not fit the request or this executor, or the store fails: the request must then be released.
+    fn take_over(&mut self, request: RequestId, state: &HandOver) -> Result<(), RequestError>;
+
+    /// Gives a request away between two decode steps: its device memory is free, and this executor knows it no more. Its
+    /// blocks stay in the store, those of dense layers included, until the store is told to release them.
+    ///
+    /// # Errors
+    /// When the request has not read its prompt, has failed, or the store fails: it must then be released.
+    fn hand_over(&mut self, request: RequestId) -> Result<HandOver, RequestError>;
+
+    /// Prompts of requests to be handed over that are read in turn, a chunk of a layer each, so that a short one does not
+    /// wait for a long one. One, where a prompt that has begun must be read to its end.
+    fn prompts_in_turn(&self) -> usize {
+        1
+    }
+}
+
+impl<E: HandsOver + ?Sized> HandsOver for Box<E> {
+    fn expect(&mut self, sequence: Sequence) -> anyhow::Result<Admission> {
+        (**self).expect(sequence)
+    }
+
+    fn take_over(&mut self, request: RequestId, state: &HandOver) -> Result<(), RequestError> {
+        (**self).take_over(request, state)
+    }
+
+    fn hand_over(&mut self, request: RequestId) -> Result<HandOver, RequestError> {
+        (**self).hand_over(request)
+    }
+
+    fn prompts_in_turn(&self) -> usize {
+        (**self).prompts_in_turn()
+    }
+}
 
 /// State of a request between two decode steps.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,8 +85,8 @@ impl HandOver {
 /// One layer of a request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LayerHandOver {
-    /// Summaries of every complete block, `[kv_heads][blocks][rows_per_block][row_words]`; empty where all blocks stay on
-    /// the device.
+    /// Summaries of every complete block, `[kv_heads][blocks][rows_per_block][row_words]`, or in whole tiles where the
+    /// executor keeps tiles; empty where all blocks stay on the device, or none is summarised.
     pub summaries: Vec<u32>,
     /// The block being filled: keys and values of its tokens, `[tokens][2][kv_heads][head_dim]`. It is full where the next
     /// step completes it before its attention.
@@ -65,8 +117,8 @@ impl LayerHandOver {
         (fits && before.is_multiple_of(geometry.block_tokens)).then(|| geometry.full_blocks(before))
     }
 
-    /// Whether the layer fits an executor that has `slots` slots a KV head and `summary_words` words of summary a block
-    /// and KV head, after `position` tokens. What a peer sent is checked by this before it is used.
+    /// Whether the layer fits an executor that has `slots` slots a KV head and `summary_words` words of summaries in all KV
+    /// heads together, after `position` tokens. What a peer sent is checked by this before it is used.
     ///
     /// # Errors
     /// What does not fit, in words.
@@ -86,7 +138,7 @@ impl LayerHandOver {
             true => Ok(()),
             false => Err(format!("expected {expected} {what}, found {found}")),
         };
-        expect("words of summaries", kv_heads * blocks * summary_words, self.summaries.len())?;
+        expect("words of summaries", summary_words, self.summaries.len())?;
         if !self.query.is_empty() {
             expect("elements of a query", geometry.q_heads * head_dim, self.query.len())?;
         }
@@ -159,7 +211,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_named() {
-        let check = |layer: &LayerHandOver| layer.check(&GEOMETRY, 14, 2, 5);
+        let check = |layer: &LayerHandOver| layer.check(&GEOMETRY, 14, 2, 2 * 3 * 5);
         check(&layer()).unwrap();
         type Change = fn(&mut LayerHandOver);
         let changes: [(Change, &str); 8] = [

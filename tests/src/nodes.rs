@@ -3,6 +3,7 @@
 use crate::models::parts;
 use oasis_core::engine::{Engine, Event, GenerateRequest};
 use oasis_core::executor::Executor;
+use oasis_core::geometry::LAYOUT_VERSION;
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::memory::{KvStore, StoreSpec};
 use oasis_core::pipeline::Tracer;
@@ -103,7 +104,13 @@ impl Setup {
         Terms {
             secret: Secret::new(self.secret.as_str()),
             tls: self.tls.clone(),
-            facts: node_facts(&self.model, &executor.info().geometry, self.budget_blocks, &policies),
+            facts: node_facts(
+                self.model.fingerprint(),
+                &executor.info().geometry,
+                LAYOUT_VERSION,
+                self.budget_blocks,
+                &policies,
+            ),
             timeout: self.timeout,
         }
     }
@@ -149,7 +156,7 @@ impl Setup {
     ///
     /// # Panics
     /// When it cannot be started.
-    pub fn decode(&self, peer: SocketAddr, transfer: TransferMode) -> Engine<DecodeExecutor> {
+    pub fn decode(&self, peer: SocketAddr, transfer: TransferMode) -> Engine<DecodeExecutor<CpuExecutor>> {
         self.decode_over(self.parts().store, peer, transfer)
     }
 
@@ -162,7 +169,7 @@ impl Setup {
         inner: Arc<dyn KvStore>,
         peer: SocketAddr,
         transfer: TransferMode,
-    ) -> Engine<DecodeExecutor> {
+    ) -> Engine<DecodeExecutor<CpuExecutor>> {
         let options = DecodeOptions {
             peer: PeerOptions { address: peer.to_string(), terms: self.terms(), layers: self.model.spec().layers },
             ucx: self.ucx(),
@@ -233,8 +240,8 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 ///
 /// # Panics
 /// When one does.
-pub fn assert_idle(prefill: &PrefillNode, decode: &DecodeExecutor) {
-    crate::drive::assert_nothing_held(decode.cpu());
+pub fn assert_idle(prefill: &PrefillNode, decode: &DecodeExecutor<CpuExecutor>) {
+    crate::drive::assert_nothing_held(decode.inner());
     eventually("the prefill node holds nothing", || {
         let status = prefill.status();
         let store = status.store;

@@ -5,10 +5,9 @@ use oasis_core::executor::{
     Admission, DecodeRow, Executor, ExecutorInfo, ExecutorStats, PrefillProgress, RequestError, Sequence,
 };
 use oasis_core::geometry::KvGeometry;
-use oasis_core::hand_over::LayerHandOver;
+use oasis_core::hand_over::{HandsOver, LayerHandOver};
 use oasis_core::ids::{BlockId, LayerId, RequestId, TokenId};
 use oasis_core::memory::KvStore;
-use oasis_models::cpu::CpuExecutor;
 use oasis_transport::remote::{
     Arrived, BlockReader, NodeMetrics, OneSidedReader, PeerEvent, PeerOptions, PrefillPeer, RemoteStore, RequestTraffic,
 };
@@ -51,10 +50,10 @@ pub struct DecodeOptions {
     pub prefill_timeout: Duration,
 }
 
-/// Runs decode steps of requests whose prompts a prefill node reads. It says token for token what a [`CpuExecutor`] of
-/// the same policies says alone.
-pub struct DecodeExecutor {
-    cpu: CpuExecutor,
+/// Runs decode steps of requests whose prompts a prefill node reads, on an executor that takes them over. It says token for
+/// token what that executor says alone.
+pub struct DecodeExecutor<E> {
+    inner: E,
     store: Arc<RemoteStore>,
     peer: Arc<PrefillPeer>,
     /// How blocks get here.
@@ -92,15 +91,15 @@ enum News {
     Failed(String),
 }
 
-impl DecodeExecutor {
-    /// Starts an executor that `start` makes of the store: blocks of this node lie in `inner`.
+impl<E: HandsOver> DecodeExecutor<E> {
+    /// Starts an executor that `start` makes of the store: what has crossed lies in `blocks`.
     ///
     /// # Errors
     /// When the machine gives no threads, or `start` fails.
     pub fn start(
         options: DecodeOptions,
-        inner: Arc<dyn KvStore>,
-        start: impl FnOnce(Arc<dyn KvStore>) -> anyhow::Result<CpuExecutor>,
+        blocks: Arc<dyn KvStore>,
+        start: impl FnOnce(Arc<dyn KvStore>) -> anyhow::Result<E>,
     ) -> anyhow::Result<Self> {
         let io = IoThread::start("oasis-decode-io")?;
         let DecodeOptions { peer, ucx, transfer, prefill_timeout } = options;
@@ -110,14 +109,14 @@ impl DecodeExecutor {
             None => peer.clone(),
             Some(ucx) => Arc::new(OneSidedReader::new(peer.clone(), address, ucx, terms.timeout)?),
         };
-        let store = Arc::new(RemoteStore::new(inner, reader.clone()));
-        let cpu = start(store.clone())?;
+        let store = Arc::new(RemoteStore::new(blocks, reader.clone()));
+        let inner = start(store.clone())?;
         anyhow::ensure!(
-            cpu.info().budget_blocks.is_some(),
+            inner.info().budget_blocks.is_some(),
             "nodes: expected sparse decoding, found kv.budget_blocks = \"all\"\n  hint: set a number of blocks"
         );
         Ok(Self {
-            cpu,
+            inner,
             store,
             peer,
             reader,
@@ -133,8 +132,8 @@ impl DecodeExecutor {
     }
 
     /// The executor that computes.
-    pub fn cpu(&self) -> &CpuExecutor {
-        &self.cpu
+    pub fn inner(&self) -> &E {
+        &self.inner
     }
 
     /// The store, for what has crossed so far.
@@ -172,7 +171,7 @@ impl DecodeExecutor {
     fn take_over(&mut self, request: RequestId, arrived: &Arrived) -> Result<PrefillProgress, RequestError> {
         self.state_bytes.insert(request, arrived.bytes);
         if let Some((token, state)) = &arrived.second {
-            self.cpu.take_over(request, state)?;
+            self.inner.take_over(request, state)?;
             self.ahead.insert(request, (arrived.first, *token));
         }
         self.decoding.insert(request);
@@ -193,14 +192,14 @@ impl DecodeExecutor {
     }
 }
 
-impl Executor for DecodeExecutor {
+impl<E: HandsOver> Executor for DecodeExecutor<E> {
     fn info(&self) -> &ExecutorInfo {
-        self.cpu.info()
+        self.inner.info()
     }
 
     fn admit(&mut self, sequence: Sequence) -> anyhow::Result<Admission> {
         let Sequence { request, prompt, max_new_tokens, sampling } = sequence.clone();
-        let admission = self.cpu.expect(sequence)?;
+        let admission = self.inner.expect(sequence)?;
         if admission != Admission::Admitted {
             return Ok(admission);
         }
@@ -210,13 +209,13 @@ impl Executor for DecodeExecutor {
         let task = Task {
             request,
             prompt_tokens,
-            geometry: self.cpu.info().geometry,
+            geometry: self.inner.info().geometry,
             transfer: self.transfer,
             store: self.store.clone(),
             reader: self.reader.clone(),
         };
         let task = self.io.handle().spawn(task.run(events, reports)).abort_handle();
-        let progress = PrefillProgress::Running { done: 0, total: self.cpu.info().geometry.layers * prompt_tokens };
+        let progress = PrefillProgress::Running { done: 0, total: self.inner.info().geometry.layers * prompt_tokens };
         self.arriving.insert(request, Arriving { news, task, since: Instant::now(), progress });
         Ok(Admission::Admitted)
     }
@@ -259,7 +258,7 @@ impl Executor for DecodeExecutor {
             rows.iter().zip(&results).filter(|(_, result)| result.is_none()).map(|(row, _)| *row).collect();
         let mut decoded = match waiting.is_empty() {
             true => Vec::new(),
-            false => self.cpu.decode(&waiting)?,
+            false => self.inner.decode(&waiting)?,
         }
         .into_iter();
         Ok(results.iter_mut().map(|result| result.take().or_else(|| decoded.next()).expect("one a row")).collect())
@@ -278,14 +277,14 @@ impl Executor for DecodeExecutor {
         self.ahead.remove(&request);
         self.state_bytes.remove(&request);
         // The store tells the peer.
-        self.cpu.release(request);
+        self.inner.release(request);
         if was_arriving {
             self.reader.release(request);
         }
     }
 
     fn stats(&self) -> ExecutorStats {
-        self.cpu.stats()
+        self.inner.stats()
     }
 }
 

@@ -1,15 +1,19 @@
 //! What two nodes must agree on before one takes over a request of the other.
 
-use oasis_core::geometry::{KvGeometry, LAYOUT_VERSION};
-use oasis_models::cpu::{CpuModel, fingerprint_of};
+use oasis_core::geometry::KvGeometry;
+use oasis_models::cpu::fingerprint_of;
 use oasis_models::spec::DecoderSpec;
 use oasis_transport::remote::Fact;
 
 /// What a prefill and a decode node must have in common: weights, the layout of entries, how the cache is split, and the
 /// policies of the first step, as pairs of key and value.
+///
+/// `weights` is their [fingerprint](oasis_models::cpu::fingerprint), `entry_layout` the number of the layout of entries and
+/// summaries: that of [`oasis_core::geometry`] on a CPU, that of the kernels on a GPU.
 pub fn node_facts(
-    model: &CpuModel,
+    weights: u64,
     geometry: &KvGeometry,
+    entry_layout: u32,
     budget_blocks: usize,
     policies: &[(String, String)],
 ) -> Vec<Fact> {
@@ -19,11 +23,11 @@ pub fn node_facts(
         Fact::new("KV heads", geometry.kv_heads),
         Fact::new("head_dim", geometry.head_dim),
         Fact::new("KV dtype", format!("{:?}", geometry.dtype).to_lowercase()),
-        Fact::new("entry layout", LAYOUT_VERSION),
+        Fact::new("entry layout", entry_layout),
         Fact::new("tensor-parallel split", "1 of 1"),
         Fact::new("kv.block_tokens", geometry.block_tokens),
         Fact::new("kv.budget_blocks", budget_blocks),
-        Fact::new("weights", format!("{:016x}", model.fingerprint())),
+        Fact::new("weights", format!("{weights:016x}")),
     ];
     facts.extend(policies.iter().map(|(key, value)| Fact::new(key, value)));
     facts

@@ -4,11 +4,10 @@ mod session;
 mod worker;
 
 use crate::io::{IoThread, accept_each, listen};
-use oasis_core::executor::Executor;
 use oasis_core::geometry::KvGeometry;
+use oasis_core::hand_over::HandsOver;
 use oasis_core::ids::RequestId;
 use oasis_core::memory::{KvStore, StoreUsage};
-use oasis_models::cpu::CpuExecutor;
 use oasis_transport::remote::{Service, StagingPool, Terms, accept};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -115,7 +114,11 @@ impl PrefillNode {
     ///
     /// # Errors
     /// When the address cannot be listened on, needs a secret, or the executor is dense.
-    pub fn start(executor: CpuExecutor, store: Arc<dyn KvStore>, options: PrefillOptions) -> anyhow::Result<Self> {
+    pub fn start(
+        executor: impl HandsOver + 'static,
+        store: Arc<dyn KvStore>,
+        options: PrefillOptions,
+    ) -> anyhow::Result<Self> {
         anyhow::ensure!(
             executor.info().budget_blocks.is_some(),
             "nodes: expected sparse decoding, found kv.budget_blocks = \"all\"\n  hint: set a number of blocks"

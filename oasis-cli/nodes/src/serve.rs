@@ -4,6 +4,7 @@ use crate::decode::DecodeExecutor;
 use crate::io::{IoThread, accept_each, listen};
 use oasis_core::engine::{Engine, Event, FinishReason, GenerateRequest};
 use oasis_core::executor::Executor;
+use oasis_core::hand_over::HandsOver;
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::memory::StoreUsage;
 use oasis_transport::remote::{Message, NodeMetrics, Service, Session, SessionError, Terms, accept};
@@ -75,7 +76,12 @@ impl DecodeNode {
     ///
     /// # Errors
     /// When the address cannot be listened on or needs a secret, or the machine gives no threads.
-    pub fn start(executor: DecodeExecutor, max_batch: usize, address: &str, terms: Terms) -> anyhow::Result<Self> {
+    pub fn start<E: HandsOver + 'static>(
+        executor: DecodeExecutor<E>,
+        max_batch: usize,
+        address: &str,
+        terms: Terms,
+    ) -> anyhow::Result<Self> {
         let listener = listen(address, &terms)?;
         let address = listener.local_addr()?;
         let status = Arc::<Mutex<DecodeStatus>>::default();
@@ -102,14 +108,14 @@ impl DecodeNode {
 }
 
 /// The engine's thread.
-struct Serving {
-    engine: Engine<DecodeExecutor>,
+struct Serving<E> {
+    engine: Engine<DecodeExecutor<E>>,
     live: BTreeMap<RequestId, Submission>,
     status: Arc<Mutex<DecodeStatus>>,
 }
 
-impl Serving {
-    fn new(engine: Engine<DecodeExecutor>, status: Arc<Mutex<DecodeStatus>>) -> Self {
+impl<E: HandsOver> Serving<E> {
+    fn new(engine: Engine<DecodeExecutor<E>>, status: Arc<Mutex<DecodeStatus>>) -> Self {
         Self { engine, live: BTreeMap::new(), status }
     }
 

@@ -1,7 +1,8 @@
 //! A number that two nodes compare before one takes over a request of the other.
 
 use crate::cpu::model::CpuModel;
-use crate::draft::Eagle3Weights;
+use crate::draft::{Eagle3Head, Eagle3Weights};
+use crate::spec::DecoderSpec;
 use crate::weights::{AttentionWeights, DecoderWeights, GatedMlp, LayerWeights, Matrix, MatrixData, Mlp};
 use std::fmt::Debug;
 use std::hash::Hasher;
@@ -14,18 +15,23 @@ pub fn fingerprint_of(description: &impl Debug) -> u64 {
     hash.finish()
 }
 
+/// Hash of shape, arithmetic and every weight, those of the draft head included, in the precision they are kept in: equal
+/// where the same tokens come out. Reads all weights once.
+pub fn fingerprint(spec: &DecoderSpec, weights: &DecoderWeights, head: Option<&Eagle3Head>) -> u64 {
+    let mut print = Fingerprint(XxHash3_64::with_seed(0));
+    print.text(spec);
+    print.decoder(weights);
+    if let Some(head) = head {
+        print.text(&head.spec);
+        print.head(&head.weights);
+    }
+    print.0.finish()
+}
+
 impl CpuModel {
-    /// Hash of shape, arithmetic and every weight, those of the draft head included, in the precision they are kept in:
-    /// equal where the same tokens come out. Reads all weights once.
+    /// The [`fingerprint`] of its weights.
     pub fn fingerprint(&self) -> u64 {
-        let mut print = Fingerprint(XxHash3_64::with_seed(0));
-        print.text(&self.decoder.spec);
-        print.decoder(&self.decoder.weights);
-        if let Some(head) = self.draft.as_ref().map(|draft| draft.head()) {
-            print.text(&head.spec);
-            print.head(&head.weights);
-        }
-        print.0.finish()
+        fingerprint(&self.decoder.spec, &self.decoder.weights, self.draft.as_ref().map(|draft| draft.head()))
     }
 }
 

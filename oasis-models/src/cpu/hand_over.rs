@@ -4,7 +4,7 @@ use crate::cpu::eagle3::DraftState;
 use crate::cpu::executor::CpuExecutor;
 use crate::cpu::request::Request;
 use oasis_core::executor::{Admission, RequestError, Sequence};
-use oasis_core::hand_over::{DraftHandOver, HandOver, LayerHandOver};
+use oasis_core::hand_over::{DraftHandOver, HandOver, HandsOver, LayerHandOver};
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId, SlotId, Step};
 use oasis_core::memory::{EntryKey, LayerCache, Resident, Summaries};
 use oasis_core::pipeline::OffloadBlocks;
@@ -12,22 +12,24 @@ use oasis_core::working_set::HeldSlot;
 
 /// Steps of a working set that a peer may name: far from where counting on would overflow.
 const MAX_STEP: u64 = 1 << 60;
+/// Prompts that are read in turn: each holds one layer's KV and the activations of all its tokens.
+const PROMPTS_IN_TURN: usize = 8;
 
-impl CpuExecutor {
-    /// Sets memory aside for a request whose prompt another executor reads; [`take_over`](Self::take_over) brings it.
-    ///
-    /// # Errors
-    /// As [`Executor::admit`](oasis_core::executor::Executor::admit).
-    pub fn expect(&mut self, sequence: Sequence) -> anyhow::Result<Admission> {
+impl HandsOver for CpuExecutor {
+    fn expect(&mut self, sequence: Sequence) -> anyhow::Result<Admission> {
         self.set_aside(sequence, true)
     }
 
-    /// Gives a request away between two decode steps: its device memory is free, and this executor knows it no more. Its
-    /// blocks stay in the store, those of dense layers included, until the store is told to release them.
-    ///
-    /// # Errors
-    /// When the request has not read its prompt, has failed, or the store fails: it must then be released.
-    pub fn hand_over(&mut self, id: RequestId) -> Result<HandOver, RequestError> {
+    fn take_over(&mut self, id: RequestId, state: &HandOver) -> Result<(), RequestError> {
+        let Some(mut request) = self.requests.remove(&id) else {
+            return Err(RequestError(format!("request {id}: expected an admitted request, found none")));
+        };
+        let result = self.fill(id, &mut request, state);
+        self.requests.insert(id, request);
+        result.map_err(|problem| RequestError(format!("request {id}: {problem}")))
+    }
+
+    fn hand_over(&mut self, id: RequestId) -> Result<HandOver, RequestError> {
         self.drain();
         let refuse = |problem: &str| Err(RequestError(format!("request {id}: {problem}")));
         match self.requests.get(&id) {
@@ -58,6 +60,12 @@ impl CpuExecutor {
         })
     }
 
+    fn prompts_in_turn(&self) -> usize {
+        PROMPTS_IN_TURN
+    }
+}
+
+impl CpuExecutor {
     /// Writes the blocks of layers that keep them all on the device, to be read from the store like the others.
     fn store_dense_layers(&self, id: RequestId) -> Result<(), RequestError> {
         let Some(sparse) = &self.sparse else { return Ok(()) };
@@ -92,19 +100,6 @@ impl CpuExecutor {
             query,
             slots: heads().map(|head| cache.resident.set.held(head)).collect(),
         }
-    }
-
-    /// Takes over an expected request; the blocks of its working set are fetched from the store.
-    ///
-    /// # Errors
-    /// When the state does not fit the request or this executor, or the store fails: the request must then be released.
-    pub fn take_over(&mut self, id: RequestId, state: &HandOver) -> Result<(), RequestError> {
-        let Some(mut request) = self.requests.remove(&id) else {
-            return Err(RequestError(format!("request {id}: expected an admitted request, found none")));
-        };
-        let result = self.fill(id, &mut request, state);
-        self.requests.insert(id, request);
-        result.map_err(|problem| RequestError(format!("request {id}: {problem}")))
     }
 
     fn fill(&mut self, id: RequestId, request: &mut Request, state: &HandOver) -> Result<(), String> {
@@ -145,8 +140,10 @@ impl CpuExecutor {
         }
         for (layer, state_of) in state.layers.iter().enumerate() {
             let layer = LayerId::from(layer);
-            let (slots, words) = (self.slots(layer, request.max_blocks), self.summary_words(layer));
-            let geometry = &self.info.geometry;
+            let (slots, geometry) = (self.slots(layer, request.max_blocks), &self.info.geometry);
+            // A tail that does not fit is refused first.
+            let blocks = state_of.blocks(geometry, position).unwrap_or(0);
+            let words = geometry.kv_heads * blocks * self.summary_words(layer);
             let newest = state_of.slots.iter().flatten().map(|held| held.last_selected).max();
             state_of.check(geometry, position, slots, words).map_err(|problem| format!("layer {layer}: {problem}"))?;
             if newest > Some(state.last_step) {

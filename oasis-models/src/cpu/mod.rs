@@ -19,7 +19,7 @@ mod rotation;
 mod step;
 
 pub use executor::{CpuExecutor, CpuOptions, Residency, SparseParts};
-pub use fingerprint::fingerprint_of;
+pub use fingerprint::{fingerprint, fingerprint_of};
 pub use model::CpuModel;
 pub use observer::{LayerView, StepObserver};
 pub use prefill::PromptState;

@@ -112,7 +112,7 @@ fn a_prefill_node_that_dies_ends_its_requests_and_its_successor_serves_new_ones(
             });
             assert!(said.iter().all(|said| said.finished != said.error.is_some()), "{said:?}");
             assert!(said[2].error.as_ref().is_some_and(|e| e.contains("prefill node")), "{said:?}");
-            oasis_tests::drive::assert_nothing_held(decode.executor().cpu());
+            oasis_tests::drive::assert_nothing_held(decode.executor().inner());
 
             let store = oasis_core::config::Resolved::new(&[]).unwrap().config.store.build().unwrap();
             let options = PrefillOptions {

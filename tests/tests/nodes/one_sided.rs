@@ -99,7 +99,7 @@ fn a_prefill_node_that_goes_ends_requests_with_a_reason() {
             assert_eq!(said.finished, said.error.is_none(), "{said:?}");
         }
         assert!(said.iter().any(|s| s.error.as_ref().is_some_and(|e| e.contains("prefill node"))), "{said:?}");
-        oasis_tests::drive::assert_nothing_held(decode.executor().cpu());
+        oasis_tests::drive::assert_nothing_held(decode.executor().inner());
     });
 }
 

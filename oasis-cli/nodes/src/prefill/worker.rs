@@ -1,11 +1,10 @@
 //! The thread that reads prompts, several in turn.
 
 use super::{Counted, Shared, Staged};
-use oasis_core::executor::{Admission, DecodeRow, Executor, PrefillProgress, Sequence};
-use oasis_core::hand_over::HandOver;
+use oasis_core::executor::{Admission, DecodeRow, PrefillProgress, Sequence};
+use oasis_core::hand_over::{HandOver, HandsOver};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::sampling::SamplingParams;
-use oasis_models::cpu::CpuExecutor;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -13,8 +12,6 @@ use tokio::sync::mpsc::UnboundedSender;
 
 /// How often a prompt that waits for room asks for it.
 const ASK_EVERY: Duration = Duration::from_millis(5);
-/// Prompts that are read in turn: each holds one layer's KV and the activations of all its tokens.
-const AT_ONCE: usize = 8;
 
 /// A prompt to be read.
 pub struct Job {
@@ -105,20 +102,20 @@ impl Active {
     }
 }
 
-pub struct Worker {
-    executor: CpuExecutor,
+pub struct Worker<E> {
+    executor: E,
     shared: Arc<Shared>,
     /// In the order in which they came.
     active: Vec<Active>,
 }
 
-impl Worker {
-    pub fn new(executor: CpuExecutor, shared: Arc<Shared>) -> Self {
+impl<E: HandsOver> Worker<E> {
+    pub fn new(executor: E, shared: Arc<Shared>) -> Self {
         Self { executor, shared, active: Vec::new() }
     }
 
-    /// Works until the last session is gone. Prompts are read in turn, a chunk of a layer each, so that a short one does
-    /// not wait for a long one; those that are complete run their first step together.
+    /// Works until the last session is gone. Prompts are read in turn, as many as the executor takes; those that are
+    /// complete run their first step together.
     pub fn run(mut self, queue: &mpsc::Receiver<Job>) {
         loop {
             if self.active.is_empty() {
@@ -173,7 +170,8 @@ impl Worker {
     /// Makes room for prompts in their order: none overtakes one that waits.
     fn admit(&mut self) {
         let mut is_full: Option<String> = None;
-        let mut places = AT_ONCE - self.active.iter().filter(|active| active.state != State::Waits).count();
+        let reading = self.active.iter().filter(|active| active.state != State::Waits).count();
+        let mut places = self.executor.prompts_in_turn().saturating_sub(reading);
         for mut active in std::mem::take(&mut self.active) {
             if active.state == State::Waits && is_full.is_none() && places > 0 {
                 let (prompt, max_new_tokens) = (active.job.prompt.clone(), active.max_new_tokens());
