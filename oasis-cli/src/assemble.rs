@@ -13,7 +13,7 @@ use oasis_core::policy::{Predictor, QuerySource, Selector, SpecError, Summarizer
 use oasis_core::registry::Role;
 use oasis_cuda::CudaUnavailable;
 use oasis_models::checkpoint::{self, Checkpoint, EMBEDDED_HEADS, HeadCheckpoint, Precision};
-use oasis_models::cpu::{CpuExecutor, CpuModel, CpuOptions, Residency, SparseParts};
+use oasis_models::cpu::{CpuExecutor, CpuModel, CpuOptions, Residency, SparseParts, fingerprint};
 use oasis_models::draft::Eagle3Head;
 use oasis_models::spec::DecoderSpec;
 use oasis_models::weights::DecoderWeights;
@@ -191,6 +191,18 @@ pub struct Loaded {
     pub head: Option<Arc<Eagle3Head>>,
 }
 
+impl Loaded {
+    /// A number that is equal where the same tokens come out; see [`oasis_models::cpu::fingerprint`].
+    pub fn fingerprint(&self) -> u64 {
+        fingerprint(&self.spec, &self.weights, self.head.as_deref())
+    }
+
+    /// The weights for the CPU; executors share them.
+    pub fn on_cpu(self) -> Arc<CpuModel> {
+        Arc::new(CpuModel::new(self.spec, self.weights, self.head))
+    }
+}
+
 /// Reads the weights of the model and its draft head.
 ///
 /// # Errors
@@ -218,8 +230,7 @@ pub fn load_weights(config: &Config, model: &Model) -> CliResult<Loaded> {
 /// # Errors
 /// As [`load_weights`].
 pub fn load_model(config: &Config, model: &Model) -> CliResult<Arc<CpuModel>> {
-    let Loaded { spec, weights, head } = load_weights(config, model)?;
-    Ok(Arc::new(CpuModel::new(spec, weights, head)))
+    Ok(load_weights(config, model)?.on_cpu())
 }
 
 /// Starts an executor on loaded weights. It starts threads and reserves nothing yet.

@@ -1,18 +1,17 @@
 //! What commands that speak to other nodes share, and the client of a decode node.
 
-use crate::assemble;
+use crate::assemble::{self, Loaded};
 use crate::error::{CliError, CliResult};
 use crate::generate::Finish;
 use crate::progress::Progress;
 use crate::text::{columns, grouped, size};
 use crate::tokens::{Decode, ModelText};
 use clap::Args;
-use oasis_core::config::Resolved;
+use oasis_core::config::{DeviceKind, Resolved};
 use oasis_core::engine::GenerateRequest;
-use oasis_core::geometry::LAYOUT_VERSION;
+use oasis_core::geometry::{KvDtype, KvGeometry, LAYOUT_VERSION};
 use oasis_core::ids::TokenId;
 use oasis_models::checkpoint::Checkpoint;
-use oasis_models::cpu::CpuModel;
 use oasis_nodes::{NodeAnswer, NodeClient, client_facts, node_facts};
 use oasis_transport::remote::{Fact, NodeMetrics, Secret, Terms, Tls, TlsFiles};
 use serde::Serialize;
@@ -92,14 +91,18 @@ impl NodeArgs {
 }
 
 /// What a prefill and a decode node of this configuration must agree on.
-pub fn facts(resolved: &Resolved, model: &CpuModel, budget_blocks: usize) -> Vec<Fact> {
+pub fn facts(resolved: &Resolved, weights: &Loaded, budget_blocks: usize) -> Vec<Fact> {
     let decides = |key: &str| {
         ["kv.dense_layers", "summarizer.", "predictor.", "selector."].iter().any(|prefix| key.starts_with(prefix))
     };
     let values = resolved.values.iter().filter(|(key, ..)| decides(key));
     let policies: Vec<_> = values.map(|(key, value, _)| (key.clone(), value.to_string())).collect();
-    let geometry = assemble::geometry(&resolved.config, model.spec());
-    node_facts(model.fingerprint(), &geometry, LAYOUT_VERSION, budget_blocks, &policies)
+    let geometry = assemble::geometry(&resolved.config, &weights.spec);
+    let (geometry, entry_layout) = match resolved.config.device.kind {
+        DeviceKind::Cpu => (geometry, LAYOUT_VERSION),
+        DeviceKind::Cuda => (KvGeometry { dtype: KvDtype::Bf16, ..geometry }, oasis_cuda::layout::LAYOUT_VERSION),
+    };
+    node_facts(weights.fingerprint(), &geometry, entry_layout, budget_blocks, &policies)
 }
 
 /// What `--json` prints.

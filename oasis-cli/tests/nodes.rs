@@ -127,6 +127,21 @@ fn what_does_not_fit_is_refused_at_once() {
     refused(&["--role", "prefill", "--set", "kv.budget_blocks=all"], "expected sparse decoding");
     refused(&["--role", "prefill", "--listen", "0.0.0.0:0"], "expected a shared secret");
     refused(&["--role", "prefill", "--lease", "0"], "--lease: expected seconds above 0");
+    let on_gpu = |sets: &[&str], expected: &str| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        for role in [&["prefill"][..], &["decode", "--peer", "127.0.0.1:1"]] {
+            let roles = [&["--role"], role].concat();
+            refused(
+                &[&roles, &["--set", "device.kind=cuda", "--set", "kv.budget_blocks=4"][..], &sets].concat(),
+                expected,
+            );
+        }
+    };
+    on_gpu(&["kv.budget_blocks=all"], "expected sparse decoding");
+    on_gpu(&["nodes.transport=ucx-tcp"], "expected nodes.transport = \"tcp\" with device.kind = \"cuda\"");
+    on_gpu(&["nodes.transport=roce"], "expected nodes.transport = \"tcp\" with device.kind = \"cuda\"");
+    on_gpu(&["transport.kind=pcie-copy-engine"], "found the copy engine as transport");
+    on_gpu(&["selector.kind=adaptive-cap"], "found a policy without device code");
     let elsewhere = ["--set", "nodes.ucx_library=/nowhere/libucp.so.0"];
     refused(
         &[&["--role", "prefill"], &MEMORY[..], &elsewhere].concat(),

@@ -4,6 +4,7 @@ pub mod drive;
 pub mod gpu;
 pub mod mixtures;
 pub mod models;
+pub mod moves;
 pub mod nodes;
 pub mod prompts;
 pub mod references;

@@ -7,7 +7,7 @@ use crate::progress::Progress;
 use crate::text::size;
 use oasis_core::config::{Budget, Config, ConfigError, Resolved, StepLaunch};
 use oasis_core::geometry::HeadShape;
-use oasis_core::memory::DeviceLink;
+use oasis_core::memory::{DeviceLink, KvStore};
 use oasis_core::policy::QuerySource;
 use oasis_core::registry::Role;
 use oasis_cuda::device::Device;
@@ -19,6 +19,7 @@ use oasis_cuda::layout::BLOCK_TOKENS;
 use oasis_cuda::model::DeviceModel;
 use oasis_models::draft::Eagle3Spec;
 use oasis_models::spec::DecoderSpec;
+use std::sync::Arc;
 
 /// What of a configuration the device runs, and how much of it.
 ///
@@ -140,6 +141,40 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
     Ok(options)
 }
 
+/// What of a configuration the GPU of a node runs: KV goes through the node's store, from which the other node reads.
+///
+/// # Errors
+/// As [`options`], and for what cannot be handed over to another node.
+pub fn node_options(resolved: &Resolved, spec: &DecoderSpec, has_head: bool) -> CliResult<CudaOptions> {
+    let mut options = options(resolved, spec, has_head)?;
+    let refuse = |found: &str, hint: &str| {
+        let expected = "serve-node: expected sparse decoding that the GPU does by itself, with device.kind = \"cuda\"";
+        Err(CliError::input(format!("{expected}, found {found}"), hint))
+    };
+    let Residency::Sparse(sparse) = &mut options.residency else {
+        return refuse("kv.budget_blocks = \"all\"", "set a number of blocks");
+    };
+    if sparse.bridge().is_some() {
+        return refuse(
+            "a policy without device code",
+            "choose policies with device code (`oasis list`); device.kind = \"cpu\" hands over any",
+        );
+    }
+    if sparse.copy_engine {
+        return refuse("the copy engine as transport", "transport.kind = \"pcie-uva\" is the usual one");
+    }
+    sparse.through_store = true;
+    Ok(options)
+}
+
+/// The store of a configuration.
+///
+/// # Errors
+/// When it cannot be built.
+pub fn store(config: &Config) -> CliResult<Arc<dyn KvStore>> {
+    config.store.build().map_err(|error| spec_error(Role::Store, error).into())
+}
+
 /// Weights for the device.
 pub enum Weights<'a> {
     /// Of a checkpoint.
@@ -207,16 +242,30 @@ fn head_shape(spec: &DecoderSpec) -> HeadShape {
 ///
 /// # Errors
 /// When the plan does not fit, before anything is read; or when the device refuses.
-pub fn start(config: &Config, weights: &Weights<'_>, mut options: CudaOptions) -> CliResult<CudaExecutor> {
+pub fn start(config: &Config, weights: &Weights<'_>, options: CudaOptions) -> CliResult<CudaExecutor> {
+    let store = match &options.residency {
+        Residency::Sparse(sparse) if sparse.through_store => Some(store(config)?),
+        _ => None,
+    };
+    start_over(config, weights, options, store)
+}
+
+/// The same over a store that KV goes through, where the options say so.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_over(
+    config: &Config,
+    weights: &Weights<'_>,
+    mut options: CudaOptions,
+    store: Option<Arc<dyn KvStore>>,
+) -> CliResult<CudaExecutor> {
     let device = Device::open(config.device.ordinal)?;
-    let mut parts = HostParts::default();
+    let mut parts = HostParts { policies: None, store };
     if let Residency::Sparse(sparse) = &mut options.residency {
         if let Some(bridge) = sparse.bridge() {
             tracing::warn!("{}", bridge_notice(sparse, bridge));
             parts.policies = Some(host_policies(config, weights.spec())?);
-        }
-        if sparse.through_store {
-            parts.store = Some(config.store.build().map_err(|error| CliError::from(spec_error(Role::Store, error)))?);
         }
         if let Some(DeviceLink::Gather { ctas, depth }) = config.transport.device_link() {
             let (head_dim, ctas) = (weights.spec().head_dim, ctas.map(|ctas| ctas as u32));

@@ -1,13 +1,16 @@
 //! `oasis serve-node`: one of two nodes, for prompts or for answers.
 
 use crate::args::{GlobalArgs, ModelArgs};
-use crate::assemble::{self, Policies};
+use crate::assemble::{self, Loaded, Model, Policies, cuda};
 use crate::error::{CliError, CliResult};
 use crate::nodes::{self, CertificateArgs, NodeArgs, seconds};
 use crate::settings::resolve;
 use clap::{Args, ValueEnum};
-use oasis_core::config::{Budget, Config, DeviceKind};
+use oasis_core::config::{Budget, Config, DeviceKind, NodeTransport, Resolved};
+use oasis_core::hand_over::HandsOver;
+use oasis_core::memory::KvStore;
 use oasis_core::pipeline::Tracer;
+use oasis_cuda::executor::CudaOptions;
 use oasis_nodes::{DecodeExecutor, DecodeNode, DecodeOptions, PrefillNode, PrefillOptions, TransferMode, client_facts};
 use oasis_transport::remote::{PeerOptions, StagingPool, open_ucx};
 use oasis_ucx::Engine;
@@ -71,12 +74,6 @@ enum Transfer {
 pub fn run(args: &ServeNodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
     let resolved = resolve(global, args.model.layers()?)?;
     let config = &resolved.config;
-    if config.device.kind != DeviceKind::Cpu {
-        return Err(CliError::input(
-            "serve-node: expected device.kind = \"cpu\", found \"cuda\"",
-            "requests of a GPU cannot be handed over yet",
-        ));
-    }
     let Budget::Blocks(budget_blocks) = config.kv.budget_blocks else {
         return Err(CliError::input(
             "serve-node: expected sparse decoding, found kv.budget_blocks = \"all\"",
@@ -88,6 +85,12 @@ pub fn run(args: &ServeNodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
     let terms = |facts| args.session.terms(facts, &args.certificate);
     // The secret is read and UCX opened before the weights: what is wrong is said at once.
     terms(Vec::new())?;
+    if config.device.kind == DeviceKind::Cuda && config.nodes.transport != NodeTransport::Tcp {
+        return Err(CliError::input(
+            "serve-node: expected nodes.transport = \"tcp\" with device.kind = \"cuda\", found one-sided reads",
+            "blocks of a GPU's requests cross as messages of the session",
+        ));
+    }
     let ucx = open_ucx(&config.nodes)?;
     let staging = match (args.role, &ucx) {
         (Role::Prefill, Some(ucx)) => Some(staging_pool(config, ucx.clone())?),
@@ -95,14 +98,13 @@ pub fn run(args: &ServeNodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
     };
     crate::interrupt::catch();
     let model = assemble::open_model(config)?;
-    let mut policies = assemble::build_policies(&resolved, &model)?;
-    if let Some(staging) = &staging {
-        policies.store = staging.store();
-    }
-    let store = policies.store.clone();
-    let weights = assemble::load_model(config, &model)?;
-    let start = |policies| assemble::start_executor(config, weights.clone(), policies, Tracer::default());
+    let parts = Parts::of(&resolved, &model)?;
+    assemble::check_device(config)?;
+    let store = staging.as_ref().map_or_else(|| parts.store(), |staging| staging.store());
+    let layers = model.checkpoint.spec().layers;
+    let weights = assemble::load_weights(config, &model)?;
     let node_terms = terms(nodes::facts(&resolved, &weights, budget_blocks))?;
+    let start = |store| parts.start(config, weights, store);
     match args.role {
         Role::Prefill => {
             let options = PrefillOptions {
@@ -112,13 +114,13 @@ pub fn run(args: &ServeNodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
                 wait: prefill_timeout,
                 staging,
             };
-            let node = PrefillNode::start(start(policies)?, store, options)?;
+            let node = PrefillNode::start(start(store.clone())?, store, options)?;
             serve("prefill", node.address(), out)
         }
         Role::Decode => {
             let address = args.peer.clone().unwrap_or_default();
             let options = DecodeOptions {
-                peer: PeerOptions { address, terms: node_terms, layers: weights.spec().layers },
+                peer: PeerOptions { address, terms: node_terms, layers },
                 ucx,
                 transfer: match args.transfer {
                     Transfer::Full => TransferMode::Full,
@@ -127,13 +129,52 @@ pub fn run(args: &ServeNodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
                 prefill_timeout,
             };
             let start = |store| {
-                start(Policies { store, ..policies })
+                start(store)
                     .map_err(|error| anyhow::anyhow!("{}", error.text().unwrap_or("the executor could not be started")))
             };
             let executor = DecodeExecutor::start(options, store, start)?;
             let terms = terms(client_facts(model.checkpoint.spec()))?;
             let node = DecodeNode::start(executor, config.engine.max_batch, &args.listen, terms)?;
             serve("decode", node.address(), out)
+        }
+    }
+}
+
+/// What a node computes with, checked before weights are read.
+enum Parts {
+    Cpu(Policies),
+    Cuda { options: CudaOptions, store: Arc<dyn KvStore> },
+}
+
+impl Parts {
+    fn of(resolved: &Resolved, model: &Model) -> CliResult<Self> {
+        match resolved.config.device.kind {
+            DeviceKind::Cpu => Ok(Self::Cpu(assemble::build_policies(resolved, model)?)),
+            DeviceKind::Cuda => {
+                let options = cuda::node_options(resolved, model.checkpoint.spec(), model.head.is_some())?;
+                Ok(Self::Cuda { options, store: cuda::store(&resolved.config)? })
+            }
+        }
+    }
+
+    /// The store of the configuration.
+    fn store(&self) -> Arc<dyn KvStore> {
+        match self {
+            Self::Cpu(policies) => policies.store.clone(),
+            Self::Cuda { store, .. } => store.clone(),
+        }
+    }
+
+    /// Starts an executor whose KV goes to `store`.
+    fn start(self, config: &Config, weights: Loaded, store: Arc<dyn KvStore>) -> CliResult<Box<dyn HandsOver>> {
+        match self {
+            Self::Cpu(policies) => {
+                let policies = Policies { store, ..policies };
+                Ok(Box::new(assemble::start_executor(config, weights.on_cpu(), policies, Tracer::default())?))
+            }
+            Self::Cuda { options, .. } => {
+                Ok(Box::new(cuda::start_over(config, &cuda::Weights::Loaded(&weights), options, Some(store))?))
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use oasis_core::executor::{Admission, Sequence};
 use oasis_core::geometry::{KvFootprint, KvGeometry};
 use oasis_core::ids::RequestId;
 use oasis_core::memory::Reservation;
+use oasis_core::sampling::SamplingParams;
 
 impl CudaExecutor {
     pub(super) fn footprint(&self, blocks: usize, prompt: usize) -> KvFootprint {
@@ -59,11 +60,36 @@ impl CudaExecutor {
             let at = sets.slot_block.address().offset(row * kv_heads * slots * 4);
             // SAFETY: the row's own slots; no step that uses them is queued after the one before.
             unsafe { stream.fill(at, 0xff, kv_heads * slots * 4)? };
+            let tiles = kv_heads * self.parts.extent.tiles * self.parts.tile_bytes();
+            if self.parts.store_link.is_some() && tiles > 0 {
+                // Whole tiles are handed over: nothing of another request must be in them.
+                // SAFETY: as above, the row's own tiles.
+                unsafe { stream.fill(self.parts.summaries(sets, row * kv_heads), 0, tiles)? };
+            }
         }
         Ok(())
     }
 
-    pub(super) fn try_admit(&mut self, sequence: Sequence) -> Result<Admission, DeviceError> {
+    /// Sets memory aside for a request; its prompt is read here, or expected from another executor.
+    pub(super) fn set_aside(&mut self, sequence: Sequence, is_expected: bool) -> anyhow::Result<Admission> {
+        let id = sequence.request;
+        anyhow::ensure!(!self.requests.contains_key(&id), "request {id} is admitted already");
+        anyhow::ensure!(!sequence.prompt.is_empty(), "request {id}: expected at least one prompt token, found none");
+        Ok(self.try_admit(sequence, is_expected)?)
+    }
+
+    /// A request leaves its row; what memory of the host or a store has of it stays.
+    pub(super) fn vacate(&mut self, id: RequestId, request: &Request) {
+        self.rows[request.row] = None;
+        if let Some(side) = &self.parts.host_side {
+            side.borrow_mut().release(request.row);
+        }
+        self.staged = self.staged.filter(|staged| *staged != id);
+        self.parts.memory.shared.set_sampling(request.row, SamplingParams::default());
+        self.device_bytes -= request.footprint;
+    }
+
+    fn try_admit(&mut self, sequence: Sequence, is_expected: bool) -> Result<Admission, DeviceError> {
         let Sequence { request: id, prompt, max_new_tokens, sampling } = sequence;
         if let Some(reason) = sampler::refusal(sampling, self.info.vocab) {
             return Ok(Admission::Refused { reason });
@@ -111,7 +137,7 @@ impl CudaExecutor {
         }
         self.prepare_row(id, row, blocks)?;
         self.parts.memory.shared.set_sampling(row, sampling);
-        let footprint = self.footprint(tokens.div_ceil(BLOCK_TOKENS), prompt.len());
+        let footprint = self.footprint(tokens.div_ceil(BLOCK_TOKENS), if is_expected { 0 } else { prompt.len() });
         self.device_bytes += footprint;
         if self.device_bytes.total() > self.device_peak.total() {
             self.device_peak = self.device_bytes;
@@ -124,7 +150,7 @@ impl CudaExecutor {
             position: prompt.len(),
             end: tokens,
             footprint,
-            phase: Phase::Prefill { prompt, queued: 0 },
+            phase: if is_expected { Phase::Expected } else { Phase::Prefill { prompt, queued: 0 } },
         };
         self.requests.insert(id, request);
         Ok(Admission::Admitted)

@@ -92,7 +92,7 @@ impl CudaExecutor {
         };
         match &request.phase {
             Phase::Failed(problem) => return Err(RequestError(problem.clone())),
-            Phase::Prefill { .. } => return refuse("its prompt has not been read yet"),
+            Phase::Expected | Phase::Prefill { .. } => return refuse("its prompt has not been read yet"),
             Phase::First | Phase::Decode => {}
         }
         if std::mem::replace(&mut seen[request.row], true) {

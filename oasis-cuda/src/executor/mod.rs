@@ -7,6 +7,7 @@ mod decoding;
 mod draft;
 mod experts;
 mod first;
+mod hand_over;
 mod host;
 mod host_side;
 mod inspect;
@@ -50,7 +51,6 @@ use oasis_core::geometry::{KvFootprint, KvGeometry};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::memory::KvStore;
 use oasis_core::pipeline::Tracer;
-use oasis_core::sampling::SamplingParams;
 use parts::{BesideDecode, Events, Parts, Streams};
 use plan::Extent;
 use programs::Programs;
@@ -319,10 +319,7 @@ impl Executor for CudaExecutor {
     }
 
     fn admit(&mut self, sequence: Sequence) -> anyhow::Result<Admission> {
-        let id = sequence.request;
-        anyhow::ensure!(!self.requests.contains_key(&id), "request {id} is admitted already");
-        anyhow::ensure!(!sequence.prompt.is_empty(), "request {id}: expected at least one prompt token, found none");
-        Ok(self.try_admit(sequence)?)
+        self.set_aside(sequence, false)
     }
 
     fn prefill(&mut self, id: RequestId) -> Result<PrefillProgress, RequestError> {
@@ -351,13 +348,7 @@ impl Executor for CudaExecutor {
             let _ = self.parts.prefill().stream.synchronize();
             let _ = self.parts.streams.offload.synchronize();
         }
-        self.rows[request.row] = None;
-        if let Some(side) = &self.parts.host_side {
-            side.borrow_mut().release(request.row);
-        }
-        self.staged = self.staged.filter(|staged| *staged != id);
-        self.parts.memory.shared.set_sampling(request.row, SamplingParams::default());
-        self.device_bytes -= request.footprint;
+        self.vacate(id, &request);
         if let Some(host) = &mut self.parts.host {
             host.release(id);
         }

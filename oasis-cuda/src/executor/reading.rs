@@ -16,8 +16,10 @@ impl CudaExecutor {
         let refuse = |problem: &str| Err(PrefillError::Request(format!("request {id}: {problem}")));
         let busy = self.requests.values().any(|r| r.phase == Phase::Decode);
         let Some(request) = self.requests.get(&id) else { return refuse("expected an admitted request, found none") };
-        let Phase::Prefill { queued, prompt: tokens } = &request.phase else {
-            return refuse("its prompt has been read already");
+        let (queued, tokens) = match &request.phase {
+            Phase::Prefill { queued, prompt } => (queued, prompt),
+            Phase::Expected => return refuse("its prompt is read elsewhere"),
+            _ => return refuse("its prompt has been read already"),
         };
         let (mut queued, layers) = (*queued, self.parts.layers());
         let other = |r: &Request| r.row != request.row && matches!(r.phase, Phase::Prefill { queued: 1.., .. });

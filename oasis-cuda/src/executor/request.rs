@@ -6,6 +6,8 @@ use oasis_core::ids::TokenId;
 /// Where a request is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Phase {
+    /// Another executor reads its prompt.
+    Expected,
     /// Its prompt is being read: layers that were queued.
     Prefill { prompt: Vec<TokenId>, queued: usize },
     /// Its prompt is in, its first decode step has not been.

@@ -7,6 +7,7 @@ mod accounting;
 mod batching;
 mod errors;
 mod experts;
+mod nodes;
 mod parity;
 mod selection;
 mod stores;
@@ -63,6 +64,9 @@ const TESTS: &[(&str, Test)] = &tests![
     stores::stores_that_the_device_does_not_address_say_what_pinned_memory_says,
     stores::requests_join_and_leave_while_entries_come_from_a_store,
     stores::a_store_that_fails_ends_its_request_alone,
+    nodes::a_request_moves_between_two_gpu_executors,
+    nodes::two_nodes_on_a_gpu_say_what_one_executor_says,
+    nodes::what_cannot_be_handed_over_is_refused,
     experts::a_mixture_says_what_it_says_on_the_cpu,
     experts::bytes_of_a_step_count_the_experts_that_have_rows,
     experts::draws_stay_among_the_candidates_of_the_cpu,

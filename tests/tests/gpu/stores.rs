@@ -11,14 +11,14 @@ use oasis_tests::gpu::{self, Setup, Speech, assert_nothing_held, step_all};
 use oasis_tests::models::start;
 use std::sync::Arc;
 
-const PREDICTORS: [&str; 3] = ["predictor.kind=draft-query", "predictor.kind=last-query", "predictor.kind=exact"];
+pub const PREDICTORS: [&str; 3] = ["predictor.kind=draft-query", "predictor.kind=last-query", "predictor.kind=exact"];
 
-fn store(settings: &[String]) -> Arc<dyn KvStore> {
+pub fn store(settings: &[String]) -> Arc<dyn KvStore> {
     let layers: Vec<Layer> = settings.iter().map(|set| Layer::assignment("--set", set).unwrap()).collect();
     Resolved::new(&layers).unwrap().config.store.build().unwrap()
 }
 
-fn start_through(scene: &Scene, setup: &Setup, store: Arc<dyn KvStore>) -> CudaExecutor {
+pub fn start_through(scene: &Scene, setup: &Setup, store: Arc<dyn KvStore>) -> CudaExecutor {
     let mut options = setup.options(&scene.tiny.spec);
     let Residency::Sparse(sparse) = &mut options.residency else { unreachable!("these setups are sparse") };
     sparse.through_store = true;

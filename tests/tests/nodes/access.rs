@@ -1,13 +1,15 @@
 //! Who may connect, and what a peer may read.
 
 use crate::{LIMIT, setup};
+use oasis_core::executor::Executor;
+use oasis_core::geometry::{KvDtype, KvGeometry};
 use oasis_core::ids::{BlockId, LayerId};
 use oasis_core::sampling::SamplingParams;
-use oasis_nodes::{PrefillNode, PrefillOptions, TransferMode};
+use oasis_nodes::{PrefillNode, PrefillOptions, TransferMode, node_facts};
 use oasis_tests::nodes::{Setup, assert_idle, eventually, run};
 use oasis_tests::survivors::{prompt, requests};
 use oasis_tests::{synthetic, within};
-use oasis_transport::remote::{BlockRead, Message, PartResult, Service, Session, connect};
+use oasis_transport::remote::{BlockRead, Message, PartResult, Service, Session, Terms, connect};
 use std::time::Duration;
 
 /// The answers to reads of a session, one part each.
@@ -147,4 +149,22 @@ fn other_addresses_than_loopback_need_a_secret() {
     };
     let error = PrefillNode::start(setup.executor(store.clone()), store, options).err().expect("a refusal");
     assert!(error.to_string().contains("expected a shared secret"), "{error}");
+}
+
+#[test]
+fn a_node_of_a_cpu_refuses_one_of_a_gpu() {
+    within(LIMIT, || {
+        let setup = setup("draft-query", "fetch-all");
+        let prefill = setup.prefill();
+        let store = oasis_core::config::Resolved::new(&[]).unwrap().config.store.build().unwrap();
+        let of_cpu = setup.executor(store).info().geometry;
+        let geometry = KvGeometry { dtype: KvDtype::Bf16, ..of_cpu };
+        let layout = oasis_cuda::layout::LAYOUT_VERSION;
+        let facts = node_facts(setup.model.fingerprint(), &geometry, layout, setup.budget_blocks, &[]);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let terms = Terms { facts, ..setup.terms() };
+        let opened = runtime.block_on(connect(prefill.address(), Service::Prefill, &terms));
+        let error = opened.err().expect("a refusal").to_string();
+        assert!(error.contains("KV dtype: expected f32, found bf16; both nodes need the same"), "{error}");
+    });
 }

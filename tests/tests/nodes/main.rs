@@ -3,6 +3,7 @@
 mod access;
 mod answers;
 mod faults;
+mod moves;
 mod one_sided;
 mod random;
 

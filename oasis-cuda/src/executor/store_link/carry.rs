@@ -10,8 +10,9 @@ use crate::executor::programs::SparsePrograms;
 use crate::executor::step::HostLayers;
 use crate::kernels::{Address, CopyList, GatherParams};
 use crate::layout::entry_bytes;
-use oasis_core::ids::{BlockId, KvHead, RequestId};
+use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId};
 use oasis_core::memory::{BlockWrite, EntryKey};
+use oasis_core::working_set::HeldSlot;
 use std::collections::BTreeMap;
 
 impl Parts {
@@ -59,6 +60,40 @@ impl Parts {
             unsafe { self.streams.offload.copy(to.offset(at), from, part)? };
         }
         Ok(())
+    }
+
+    /// Brings the entries of a layer's slots from the store, of a request that another executor has begun: `slots` has the
+    /// first ones of each KV head, `to` is `[kv_heads][slots]` entries. Queued on the offload stream.
+    pub fn bring_slots(
+        &self,
+        request: RequestId,
+        layer: LayerId,
+        slots: &[Vec<HeldSlot>],
+        to: Address,
+    ) -> anyhow::Result<()> {
+        let Some(link) = &self.store_link else { return Ok(()) };
+        let link = &mut *link.borrow_mut();
+        if let Some(before) = layer.index().checked_sub(RETURNS) {
+            // Its place is used again.
+            self.events.copied[before].synchronize()?;
+        }
+        let key = |head, held: &HeldSlot| EntryKey { request, layer, block: held.block, head: KvHead::from(head) };
+        let keys: Vec<EntryKey> =
+            (slots.iter().enumerate()).flat_map(|(head, held)| held.iter().map(move |held| key(head, held))).collect();
+        let fetched = link.runtime.block_on(link.store.fetch(&keys))?;
+        let (entry, place) = (entry_bytes(link.geometry.head_dim), layer.index() % RETURNS * link.bounce_bytes);
+        let mut entries = fetched.entries.iter();
+        for (head, held) in slots.iter().enumerate() {
+            let (at, bytes) = (head * self.extent.slots * entry, held.len() * entry);
+            let memory = link.returning.as_mut_slice()[place + at..][..bytes].chunks_exact_mut(entry);
+            memory.zip(&mut entries).for_each(|(memory, entry)| memory.copy_from_slice(entry.bytes()));
+            for (part, bytes) in link.returning.parts(place + at, bytes) {
+                let from = link.returning.address().offset(place + at + part);
+                // SAFETY: the slots are those of a row that does not decode yet; the entries stay until `copied`.
+                unsafe { self.streams.offload.copy(to.offset(at + part), from, bytes)? };
+            }
+        }
+        Ok(self.streams.offload.record(&self.events.copied[layer.index()])?)
     }
 
     /// Reads the lists of the last step back, stores the blocks that it completed and asks for those that it admitted.

@@ -127,11 +127,21 @@ impl StoreLink {
     }
 
     pub fn release(&mut self, request: RequestId) {
+        self.forget(request);
+        self.store.release(request);
+    }
+
+    /// A request goes; its blocks stay in the store.
+    pub fn forget(&mut self, request: RequestId) {
         if let Some(row) = self.spans.remove(request) {
             // They are not the next request's.
             self.failures.remove(&row);
         }
-        self.store.release(request);
+    }
+
+    /// Why a row's entries could not be brought or stored.
+    pub fn failure(&self, row: usize) -> Option<String> {
+        self.failures.get(&row).cloned()
     }
 
     /// Most admissions of a KV head in a step.

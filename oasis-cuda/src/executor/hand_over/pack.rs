@@ -1,0 +1,148 @@
+//! Keys and values between entries of the device and the rows that are handed over: bf16 in f32, so nothing is lost.
+
+use crate::layout::{BLOCK_TOKENS, entry_bytes, key_offset, value_offset};
+use half::bf16;
+
+fn read(entry: &[u8], at: usize) -> f32 {
+    bf16::from_le_bytes([entry[at], entry[at + 1]]).to_f32()
+}
+
+fn write(entry: &mut [u8], at: usize, value: f32) {
+    entry[at..at + 2].copy_from_slice(&bf16::from_f32(value).to_le_bytes());
+}
+
+/// Where the elements of `[tokens][2][kv_heads][head_dim]` lie in tails `[kv_heads][2]` whose block is at `place`, 0 or 1: the
+/// byte of each, in order.
+fn tail_offsets(place: usize, tokens: usize, kv_heads: usize, head_dim: usize) -> impl Iterator<Item = usize> {
+    let entry = entry_bytes(head_dim);
+    (0..tokens).flat_map(move |token| {
+        [key_offset, value_offset].into_iter().flat_map(move |offset| {
+            (0..kv_heads).flat_map(move |head| {
+                (0..head_dim).map(move |d| (head * 2 + place) * entry + offset(head_dim, token, d))
+            })
+        })
+    })
+}
+
+/// The first `tokens` tokens of the tail block at `place` of `tails`, `[kv_heads][2]` entries: `[tokens][2][kv_heads]
+/// [head_dim]`.
+pub fn read_tail(tails: &[u8], place: usize, tokens: usize, kv_heads: usize, head_dim: usize) -> Vec<f32> {
+    tail_offsets(place, tokens, kv_heads, head_dim).map(|at| read(tails, at)).collect()
+}
+
+/// Tails, `[kv_heads][2]` entries, of which the block at `place` holds `rows`, `[tokens][2][kv_heads][head_dim]`.
+pub fn write_tail(rows: &[f32], place: usize, kv_heads: usize, head_dim: usize) -> Vec<u8> {
+    let mut tails = vec![0; kv_heads * 2 * entry_bytes(head_dim)];
+    let tokens = rows.len() / (2 * kv_heads * head_dim);
+    for (at, value) in tail_offsets(place, tokens, kv_heads, head_dim).zip(rows) {
+        write(&mut tails, at, *value);
+    }
+    tails
+}
+
+/// Where the elements of `[kv_heads][positions][head_dim]` lie in `[blocks][kv_heads]` entries.
+fn row_offsets(
+    offset: fn(usize, usize, usize) -> usize,
+    positions: usize,
+    kv_heads: usize,
+    head_dim: usize,
+) -> impl Iterator<Item = usize> {
+    let entry = entry_bytes(head_dim);
+    (0..kv_heads).flat_map(move |head| {
+        (0..positions).flat_map(move |position| {
+            let start = (position / BLOCK_TOKENS * kv_heads + head) * entry;
+            (0..head_dim).map(move |d| start + offset(head_dim, position % BLOCK_TOKENS, d))
+        })
+    })
+}
+
+/// Keys and values of the first `positions` positions of `entries`, `[blocks][kv_heads]` entries: `[kv_heads][positions]
+/// [head_dim]` each.
+pub fn read_rows(entries: &[u8], positions: usize, kv_heads: usize, head_dim: usize) -> [Vec<f32>; 2] {
+    let rows = |offset| row_offsets(offset, positions, kv_heads, head_dim).map(|at| read(entries, at)).collect();
+    [rows(key_offset), rows(value_offset)]
+}
+
+/// The entries, `[blocks][kv_heads]`, of keys and values `[kv_heads][positions][head_dim]`.
+pub fn write_rows(keys: &[f32], values: &[f32], kv_heads: usize, head_dim: usize) -> Vec<u8> {
+    let positions = keys.len() / (kv_heads * head_dim);
+    let mut entries = vec![0; positions.div_ceil(BLOCK_TOKENS) * kv_heads * entry_bytes(head_dim)];
+    for (offset, rows) in [(key_offset as fn(usize, usize, usize) -> usize, keys), (value_offset, values)] {
+        for (at, value) in row_offsets(offset, positions, kv_heads, head_dim).zip(rows) {
+            write(&mut entries, at, *value);
+        }
+    }
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A finite number of its own for every element.
+    fn number(is_value: bool, head: usize, token: usize, d: usize) -> f32 {
+        let bits = (head * 64 + token) * 128 + d + 1;
+        assert!(token < 64 && d < 128 && bits < 0x7f80);
+        bf16::from_bits(bits as u16 | if is_value { 0x8000 } else { 0 }).to_f32()
+    }
+
+    /// Writes all tokens of `entry`, byte by byte.
+    fn fill(entry: &mut [u8], head_dim: usize, head: usize, first: usize) {
+        for (token, d) in (0..BLOCK_TOKENS).flat_map(|token| (0..head_dim).map(move |d| (token, d))) {
+            for (is_value, at) in [(false, key_offset(head_dim, token, d)), (true, value_offset(head_dim, token, d))] {
+                let bits = bf16::from_f32(number(is_value, head, first + token, d)).to_bits();
+                (entry[at], entry[at + 1]) = (bits as u8, (bits >> 8) as u8);
+            }
+        }
+    }
+
+    #[test]
+    fn a_tail_is_read_token_by_token_and_written_back_to_its_place() {
+        for (head_dim, kv_heads) in [(64, 3), (128, 2)] {
+            let bytes = entry_bytes(head_dim);
+            for (place, tokens) in [(0, 0), (0, 5), (1, 16), (1, 1)] {
+                let mut tails = vec![0xff; kv_heads * 2 * bytes];
+                for (head, pair) in tails.chunks_exact_mut(2 * bytes).enumerate() {
+                    fill(&mut pair[place * bytes..][..bytes], head_dim, head, 7);
+                }
+                let rows = read_tail(&tails, place, tokens, kv_heads, head_dim);
+                let mut expected = Vec::new();
+                for (token, is_value) in (0..tokens).flat_map(|token| [(token, false), (token, true)]) {
+                    for head in 0..kv_heads {
+                        expected.extend((0..head_dim).map(|d| number(is_value, head, 7 + token, d)));
+                    }
+                }
+                assert!(rows == expected, "{head_dim}, {place}, {tokens}");
+                let back = write_tail(&rows, place, kv_heads, head_dim);
+                assert!(read_tail(&back, place, tokens, kv_heads, head_dim) == rows);
+                let written = back.iter().filter(|byte| **byte != 0).count();
+                assert!(written <= rows.len() * 2, "nothing beside the tokens");
+                assert!(read_tail(&back, 1 - place, BLOCK_TOKENS, kv_heads, head_dim).iter().all(|x| *x == 0.0));
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_a_draft_head_are_read_head_by_head_and_written_back() {
+        for (head_dim, kv_heads) in [(64, 2), (128, 1)] {
+            for positions in [0, 1, 16, 37] {
+                let bytes = entry_bytes(head_dim);
+                let mut entries = vec![0; 3 * kv_heads * bytes];
+                for (index, entry) in entries.chunks_exact_mut(bytes).enumerate() {
+                    fill(entry, head_dim, index % kv_heads, index / kv_heads * BLOCK_TOKENS);
+                }
+                let [keys, values] = read_rows(&entries, positions, kv_heads, head_dim);
+                for (is_value, rows) in [(false, &keys), (true, &values)] {
+                    let expected: Vec<f32> = (0..kv_heads)
+                        .flat_map(|head| (0..positions).map(move |position| (head, position)))
+                        .flat_map(|(h, p)| (0..head_dim).map(move |d| number(is_value, h, p, d)))
+                        .collect();
+                    assert!(*rows == expected, "{head_dim}, {positions}, {is_value}");
+                }
+                let back = write_rows(&keys, &values, kv_heads, head_dim);
+                assert_eq!(back.len(), positions.div_ceil(BLOCK_TOKENS) * kv_heads * bytes);
+                assert!(read_rows(&back, positions, kv_heads, head_dim) == [keys, values]);
+            }
+        }
+    }
+}
