@@ -47,17 +47,15 @@ fn sequence(scene: &Scene, tokens: usize, temperature: f32) -> Sequence {
 pub fn a_request_moves_between_two_gpu_executors(scene: &Scene) {
     // Longer than the working set, shorter, shorter than a block; the first step of one completes a block.
     let sequences = [(300, 0.0), (1_007, 0.8), (40, 0.0), (9, 0.8)].map(|(tokens, heat)| sequence(scene, tokens, heat));
-    for predictor in PREDICTORS {
-        for prefill_layers in [None, Some(2)] {
-            let setup = setup(predictor, prefill_layers);
-            let want = chain(scene, &setup, 1).say(&sequences, TOKENS, &[]);
-            // After the first step, as nodes do; within a block and at its end; in the step after.
-            for moves in [&[2][..], &[8], &[2, 19, 20], &[TOKENS - 1]] {
-                let mut chain = chain(scene, &setup, moves.len() + 1);
-                let got = chain.say(&sequences, TOKENS, moves);
-                assert!(got == want, "{predictor}, {prefill_layers:?}, moves {moves:?}: other tokens");
-                chain.executors().for_each(|executor| assert_nothing_held(executor));
-            }
+    let [draft, last, exact] = PREDICTORS;
+    for (predictor, prefill_layers) in [(draft, None), (draft, Some(2)), (last, None), (exact, None)] {
+        let mut chain = chain(scene, &setup(predictor, prefill_layers), 4);
+        let want = chain.say(&sequences, TOKENS, &[]);
+        // After the first step, as nodes do; again and again; where a block has just been completed, and where not.
+        for moves in [&[2][..], &[2, 19, 20], &[8, 13, 33], &[3, 21, 39], &[TOKENS - 1]] {
+            let got = chain.say(&sequences, TOKENS, moves);
+            assert!(got == want, "{predictor}, {prefill_layers:?}, moves {moves:?}: other tokens");
+            chain.executors().for_each(|executor| assert_nothing_held(executor));
         }
     }
 }

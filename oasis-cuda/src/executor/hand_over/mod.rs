@@ -121,7 +121,7 @@ impl CudaExecutor {
         let slots = (0..kv_heads).map(|head| (head * slots..(head + 1) * slots).filter_map(held).collect()).collect();
         let tails = sets.tail.read_at(pair * 2 * entry, kv_heads * 2 * entry)?;
         let (tile, mut summaries) = (self.parts.tile_bytes(), Vec::new());
-        for head in pair..pair + kv_heads {
+        for head in (pair..pair + kv_heads).filter(|_| place.tiles() * tile > 0) {
             let tiles = sets.summaries.read_at(head * self.parts.extent.tiles * tile, place.tiles() * tile)?;
             summaries.extend(tiles.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)));
         }

@@ -3,22 +3,36 @@
 use crate::layout::{BLOCK_TOKENS, entry_bytes, key_offset, value_offset};
 use half::bf16;
 
-fn read(entry: &[u8], at: usize) -> f32 {
-    bf16::from_le_bytes([entry[at], entry[at + 1]]).to_f32()
+/// Elements that lie side by side in an entry: 16 bytes, which swizzling keeps together.
+const SIDE_BY_SIDE: usize = 8;
+
+/// Reads runs of elements that begin at these bytes.
+fn read(entries: &[u8], runs: impl Iterator<Item = usize>) -> Vec<f32> {
+    let mut elements = Vec::new();
+    for at in runs {
+        let run = entries[at..at + 2 * SIDE_BY_SIDE].as_chunks().0;
+        elements.extend(run.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()));
+    }
+    elements
 }
 
-fn write(entry: &mut [u8], at: usize, value: f32) {
-    entry[at..at + 2].copy_from_slice(&bf16::from_f32(value).to_le_bytes());
+/// Writes runs of elements that begin at these bytes.
+fn write(entries: &mut [u8], runs: impl Iterator<Item = usize>, elements: &[f32]) {
+    for (at, run) in runs.zip(elements.chunks_exact(SIDE_BY_SIDE)) {
+        for (bytes, element) in entries[at..at + 2 * SIDE_BY_SIDE].chunks_exact_mut(2).zip(run) {
+            bytes.copy_from_slice(&bf16::from_f32(*element).to_le_bytes());
+        }
+    }
 }
 
-/// Where the elements of `[tokens][2][kv_heads][head_dim]` lie in tails `[kv_heads][2]` whose block is at `place`, 0 or 1: the
-/// byte of each, in order.
-fn tail_offsets(place: usize, tokens: usize, kv_heads: usize, head_dim: usize) -> impl Iterator<Item = usize> {
+/// Where the runs of `[tokens][2][kv_heads][head_dim]` begin in tails `[kv_heads][2]` whose block is at `place`, 0 or 1.
+fn tail_runs(place: usize, tokens: usize, kv_heads: usize, head_dim: usize) -> impl Iterator<Item = usize> {
     let entry = entry_bytes(head_dim);
     (0..tokens).flat_map(move |token| {
         [key_offset, value_offset].into_iter().flat_map(move |offset| {
             (0..kv_heads).flat_map(move |head| {
-                (0..head_dim).map(move |d| (head * 2 + place) * entry + offset(head_dim, token, d))
+                let start = (head * 2 + place) * entry;
+                (0..head_dim).step_by(SIDE_BY_SIDE).map(move |d| start + offset(head_dim, token, d))
             })
         })
     })
@@ -27,31 +41,28 @@ fn tail_offsets(place: usize, tokens: usize, kv_heads: usize, head_dim: usize) -
 /// The first `tokens` tokens of the tail block at `place` of `tails`, `[kv_heads][2]` entries: `[tokens][2][kv_heads]
 /// [head_dim]`.
 pub fn read_tail(tails: &[u8], place: usize, tokens: usize, kv_heads: usize, head_dim: usize) -> Vec<f32> {
-    tail_offsets(place, tokens, kv_heads, head_dim).map(|at| read(tails, at)).collect()
+    read(tails, tail_runs(place, tokens, kv_heads, head_dim))
 }
 
 /// Tails, `[kv_heads][2]` entries, of which the block at `place` holds `rows`, `[tokens][2][kv_heads][head_dim]`.
 pub fn write_tail(rows: &[f32], place: usize, kv_heads: usize, head_dim: usize) -> Vec<u8> {
     let mut tails = vec![0; kv_heads * 2 * entry_bytes(head_dim)];
     let tokens = rows.len() / (2 * kv_heads * head_dim);
-    for (at, value) in tail_offsets(place, tokens, kv_heads, head_dim).zip(rows) {
-        write(&mut tails, at, *value);
-    }
+    write(&mut tails, tail_runs(place, tokens, kv_heads, head_dim), rows);
     tails
 }
 
-/// Where the elements of `[kv_heads][positions][head_dim]` lie in `[blocks][kv_heads]` entries.
-fn row_offsets(
-    offset: fn(usize, usize, usize) -> usize,
-    positions: usize,
-    kv_heads: usize,
-    head_dim: usize,
-) -> impl Iterator<Item = usize> {
+/// Where keys or values lie in an entry: [`key_offset`] or [`value_offset`].
+type Offset = fn(usize, usize, usize) -> usize;
+
+/// Where the runs of `[kv_heads][positions][head_dim]` begin in `[blocks][kv_heads]` entries.
+fn row_runs(offset: Offset, positions: usize, kv_heads: usize, head_dim: usize) -> impl Iterator<Item = usize> {
     let entry = entry_bytes(head_dim);
     (0..kv_heads).flat_map(move |head| {
         (0..positions).flat_map(move |position| {
             let start = (position / BLOCK_TOKENS * kv_heads + head) * entry;
-            (0..head_dim).map(move |d| start + offset(head_dim, position % BLOCK_TOKENS, d))
+            let token = position % BLOCK_TOKENS;
+            (0..head_dim).step_by(SIDE_BY_SIDE).map(move |d| start + offset(head_dim, token, d))
         })
     })
 }
@@ -59,18 +70,15 @@ fn row_offsets(
 /// Keys and values of the first `positions` positions of `entries`, `[blocks][kv_heads]` entries: `[kv_heads][positions]
 /// [head_dim]` each.
 pub fn read_rows(entries: &[u8], positions: usize, kv_heads: usize, head_dim: usize) -> [Vec<f32>; 2] {
-    let rows = |offset| row_offsets(offset, positions, kv_heads, head_dim).map(|at| read(entries, at)).collect();
-    [rows(key_offset), rows(value_offset)]
+    [key_offset as Offset, value_offset].map(|offset| read(entries, row_runs(offset, positions, kv_heads, head_dim)))
 }
 
 /// The entries, `[blocks][kv_heads]`, of keys and values `[kv_heads][positions][head_dim]`.
 pub fn write_rows(keys: &[f32], values: &[f32], kv_heads: usize, head_dim: usize) -> Vec<u8> {
     let positions = keys.len() / (kv_heads * head_dim);
     let mut entries = vec![0; positions.div_ceil(BLOCK_TOKENS) * kv_heads * entry_bytes(head_dim)];
-    for (offset, rows) in [(key_offset as fn(usize, usize, usize) -> usize, keys), (value_offset, values)] {
-        for (at, value) in row_offsets(offset, positions, kv_heads, head_dim).zip(rows) {
-            write(&mut entries, at, *value);
-        }
+    for (offset, rows) in [(key_offset as Offset, keys), (value_offset, values)] {
+        write(&mut entries, row_runs(offset, positions, kv_heads, head_dim), rows);
     }
     entries
 }

@@ -80,6 +80,9 @@ impl Parts {
         let key = |head, held: &HeldSlot| EntryKey { request, layer, block: held.block, head: KvHead::from(head) };
         let keys: Vec<EntryKey> =
             (slots.iter().enumerate()).flat_map(|(head, held)| held.iter().map(move |held| key(head, held))).collect();
+        if keys.is_empty() {
+            return Ok(());
+        }
         let fetched = link.runtime.block_on(link.store.fetch(&keys))?;
         let (entry, place) = (entry_bytes(link.geometry.head_dim), layer.index() % RETURNS * link.bounce_bytes);
         let mut entries = fetched.entries.iter();
