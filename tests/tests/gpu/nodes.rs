@@ -140,7 +140,6 @@ pub fn what_cannot_be_handed_over_is_refused(scene: &Scene) {
     assert_eq!(to.expect(sequence.clone()).unwrap(), Admission::Admitted);
     let error = to.hand_over(id).unwrap_err().to_string();
     assert_eq!(error, format!("request {id}: its prompt has not been read yet"));
-    assert!(to.prefill(id).unwrap_err().to_string().contains("read elsewhere"));
     let mut state = from.hand_over(id).unwrap();
     // Neither a state with a layer less nor a slot without a block is taken.
     let slot = state.layers[1].slots[0].pop().expect("the working set is full");
@@ -152,6 +151,7 @@ pub fn what_cannot_be_handed_over_is_refused(scene: &Scene) {
     state.layers.push(layer);
     // Its blocks were never granted here.
     assert!(to.take_over(id, &state).is_err());
+    assert!(to.prefill(id).unwrap_err().to_string().contains("read elsewhere"));
     // The store tells the one before.
     to.release(id);
     assert_nothing_held(from);
