@@ -47,10 +47,11 @@ impl Policies {
         match kv.budget_blocks {
             Budget::All => Residency::Dense,
             Budget::Blocks(budget_blocks) => {
-                let dense_layers = kv.dense_layers;
+                let (dense_layers, draft_window) = (kv.dense_layers, kv.draft_window());
                 Residency::Sparse(SparseParts {
                     budget_blocks,
                     dense_layers,
+                    draft_window,
                     summarizer,
                     predictor,
                     selector,

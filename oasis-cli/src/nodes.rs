@@ -93,7 +93,9 @@ impl NodeArgs {
 /// What a prefill and a decode node of this configuration must agree on.
 pub fn facts(resolved: &Resolved, weights: &Loaded, budget_blocks: usize) -> Vec<Fact> {
     let decides = |key: &str| {
-        ["kv.dense_layers", "summarizer.", "predictor.", "selector."].iter().any(|prefix| key.starts_with(prefix))
+        ["kv.dense_layers", "kv.draft_blocks", "summarizer.", "predictor.", "selector."]
+            .iter()
+            .any(|prefix| key.starts_with(prefix))
     };
     let values = resolved.values.iter().filter(|(key, ..)| decides(key));
     let policies: Vec<_> = values.map(|(key, value, _)| (key.clone(), value.to_string())).collect();

@@ -70,6 +70,12 @@ impl KvGeometry {
         tokens / self.block_tokens
     }
 
+    /// First of `tokens` positions that lies in their newest `blocks` blocks, an incomplete one counted; 0 for `None`, all of
+    /// them.
+    pub fn window_start(&self, tokens: usize, blocks: Option<usize>) -> usize {
+        blocks.map_or(0, |blocks| tokens.div_ceil(self.block_tokens).saturating_sub(blocks) * self.block_tokens)
+    }
+
     /// Bytes of the KV of `tokens` tokens in all layers, as a dense cache would hold them.
     pub fn dense_bytes(&self, tokens: usize) -> u64 {
         (self.layers * self.kv_heads * tokens * 2 * self.head_dim * self.dtype.bytes()) as u64

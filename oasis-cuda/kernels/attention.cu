@@ -34,7 +34,7 @@ struct alignas(16) Partial {
 struct Params {
     const u8* q;          // bf16 [requests][QUERIES][kv_heads * GROUP][HEAD_DIM]
     const u8* entries;    // slots: [requests][kv_heads][slots] entries; paged: [pages][kv_heads] entries
-    const i32* pages;     // paged: [requests][slots] page of each block
+    const i32* pages;     // paged: [requests][slots] page of each block; those before the entries are not looked up
     const u8* tail;       // [requests][kv_heads][2] entries, block b lies at b % 2; null: the tail has pages too
     const i32* start;     // [requests + 1] entries of a KV head, tail included, before each request
     const i32* position;  // [requests] position of the first query token
@@ -53,7 +53,9 @@ DEVICE const u8* entry_address(const Params& p, const Cursor& at, i32 position, 
         return p.tail + ((u64)at.pair() * 2 + (block & 1)) * kEntryBytes;
     }
 #if PAGED
-    return p.entries + ((u64)__ldg(p.pages + (u64)at.request * p.slots + index) * p.kv_heads + at.head) * kEntryBytes;
+    // Where the schedule names fewer entries than there are blocks, they are the newest.
+    const i32 block = index + (position + QUERIES - 1) / kBlock + 1 - at.units();
+    return p.entries + ((u64)__ldg(p.pages + (u64)at.request * p.slots + block) * p.kv_heads + at.head) * kEntryBytes;
 #else
     return p.entries + ((u64)at.pair() * p.slots + index) * kEntryBytes;
 #endif

@@ -24,6 +24,7 @@ struct Params {
     u32* step;                // [1] counted up
     i32 requests;
     i32 slots;                // entries of a KV head that stay on the device; those of the longest context when all do
+    i32 draft_blocks;         // newest blocks of its own KV that the draft head attends to
     i32 lag;                  // 0: blocks that this step completes are ranked; 1: only those complete before it
 };
 
@@ -52,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) schedule_step(const __gri
     const i32 tail = position < 0 ? 0 : (position + QUERIES - 1) / kBlock - position / kBlock + 1;
     const i32 full = position < 0 ? 0 : min(position / kBlock, p.slots);
     // The head's row of this token stands at the position before, whose hidden states it reads.
-    const i32 draft = position - 1, draft_entries = draft < 0 ? 0 : draft / kBlock + 1;
+    const i32 draft = position - 1, draft_entries = draft < 0 ? 0 : min(draft / kBlock + 1, p.draft_blocks);
     const i32 entries = running_sum(full + tail, sums), tiles = running_sum((complete + kBlock - 1) / kBlock, sums);
     const i32 drafts = running_sum(draft_entries, sums);
     if (i < p.requests) {

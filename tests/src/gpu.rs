@@ -146,6 +146,7 @@ impl Setup {
                     copy_engine: false,
                     gather: GatherOptions::default(),
                     host: HostOptions { capacity: self.host, alias: None },
+                    draft_window: config.kv.draft_window(),
                     through_store: false,
                 }))
             }

@@ -57,6 +57,7 @@ pub fn parts(model: &CpuModel, budget_blocks: usize, block_tokens: usize, settin
     SparseParts {
         budget_blocks,
         dense_layers: config.kv.dense_layers,
+        draft_window: config.kv.draft_window(),
         summarizer: Arc::from(config.summarizer.build(shape).unwrap()),
         predictor: config.predictor.build().unwrap(),
         selector: config.selector.build().unwrap(),

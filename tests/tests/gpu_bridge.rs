@@ -60,6 +60,7 @@ fn on_device(policies: SparseParts, cap: usize) -> (SparseOptions, HostPolicies)
         gather: GatherOptions::default(),
         copy_engine: false,
         host: HostOptions { capacity: 1 << 30, alias: None },
+        draft_window: None,
         through_store: false,
     };
     (options, HostPolicies { summarizer: Box::new(WithoutCode(summarizer)), predictor, selector })

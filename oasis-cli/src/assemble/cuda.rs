@@ -130,6 +130,7 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
         gather,
         copy_engine,
         host: HostOptions { capacity: capacity.unwrap_or(0), alias: None },
+        draft_window: config.kv.draft_window(),
         through_store: capacity.is_none(),
     };
     if options.through_store && (options.copy_engine || options.bridge().is_some()) {

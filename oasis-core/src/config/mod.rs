@@ -84,11 +84,23 @@ pub struct KvConfig {
     pub budget_blocks: Budget,
     /// First layers that keep every block on the device.
     pub dense_layers: usize,
+    /// Newest blocks of its own KV that the draft head keeps and attends to, or `all`.
+    pub draft_blocks: Budget,
+}
+
+impl KvConfig {
+    /// Blocks of the draft head's window; `None` for all.
+    pub fn draft_window(&self) -> Option<usize> {
+        match self.draft_blocks {
+            Budget::Blocks(blocks) => Some(blocks),
+            Budget::All => None,
+        }
+    }
 }
 
 impl Default for KvConfig {
     fn default() -> Self {
-        Self { block_tokens: 16, budget_blocks: Budget::Blocks(128), dense_layers: 0 }
+        Self { block_tokens: 16, budget_blocks: Budget::Blocks(128), dense_layers: 0, draft_blocks: Budget::All }
     }
 }
 
@@ -271,6 +283,10 @@ impl Config {
         if let Budget::Blocks(0) = self.kv.budget_blocks {
             return Err(ConfigError::new("kv.budget_blocks", "at least 1 block, or \"all\"", 0)
                 .hint("128 blocks of 16 tokens is the usual budget"));
+        }
+        if let Budget::Blocks(0) = self.kv.draft_blocks {
+            return Err(ConfigError::new("kv.draft_blocks", "at least 1 block, or \"all\"", 0)
+                .hint("128 blocks of 16 tokens are much of what a draft head was trained on"));
         }
         at_least_one("engine.max_batch", self.engine.max_batch)?;
         let SamplingParams { temperature, top_p, .. } = self.sampling;

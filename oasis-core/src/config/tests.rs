@@ -86,7 +86,10 @@ fn later_layers_win_and_every_value_knows_its_origin() {
     assert_eq!(explain(&resolved, "selector.sinks"), "3 (run.toml)");
     assert_eq!(explain(&resolved, "selector.kind"), "\"capped-lru\" (default)");
     assert_eq!(explain(&resolved, "engine.max_batch"), "8 (default)");
-    assert_eq!(resolved.config.kv, KvConfig { block_tokens: 8, budget_blocks: Budget::Blocks(10), dense_layers: 0 });
+    assert_eq!(
+        resolved.config.kv,
+        KvConfig { block_tokens: 8, budget_blocks: Budget::Blocks(10), ..KvConfig::default() }
+    );
 }
 
 #[test]
@@ -142,6 +145,7 @@ fn impossible_numbers_are_named_with_their_origin() {
     for (assignment, key) in [
         ("kv.block_tokens=0", "kv.block_tokens"),
         ("kv.budget_blocks=0", "kv.budget_blocks"),
+        ("kv.draft_blocks=0", "kv.draft_blocks"),
         ("engine.max_batch=0", "engine.max_batch"),
         ("sampling.temperature=nan", "sampling.temperature"),
         ("sampling.temperature=-1", "sampling.temperature"),

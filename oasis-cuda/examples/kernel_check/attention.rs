@@ -25,6 +25,9 @@ struct Batch {
     device: Buffers,
 }
 
+/// Most entries of a KV head besides its tail.
+const MOST: i32 = 40;
+
 struct Buffers {
     q: DeviceBuffer<bf16>,
     entries: DeviceBuffer<bf16>,
@@ -48,7 +51,7 @@ impl Batch {
     ) -> Outcome<Self> {
         let requests = positions.len();
         let elements = entry_bytes(shape.head_dim) / 2;
-        let full: Vec<usize> = positions.iter().map(|p| (p.max(&0) / 16).min(slots as i32) as usize).collect();
+        let full: Vec<usize> = positions.iter().map(|p| (p.max(&0) / 16).min(MOST) as usize).collect();
         let tails = |p: i32| if p < 0 { 0 } else { (p + shape.queries as i32 - 1) / 16 - p / 16 + 1 };
         let units: Vec<usize> = positions.iter().zip(&full).map(|(p, full)| full + tails(*p) as usize).collect();
         let q = rig.random.bf16s(requests * shape.queries * kv_heads * shape.group * shape.head_dim);
@@ -58,13 +61,12 @@ impl Batch {
         // What no token sees is not a number.
         for (request, position) in positions.iter().enumerate().filter(|(_, position)| **position >= 0) {
             let seen = *position as usize + shape.queries;
-            let (block, newest) = (*position as usize / BLOCK_TOKENS, (seen - 1) / BLOCK_TOKENS);
+            let newest = (seen - 1) / BLOCK_TOKENS;
             for head in 0..kv_heads {
                 let entry = match apart {
                     true => &mut tail[((request * kv_heads + head) * 2 + newest % 2) * elements..][..elements],
                     false => {
-                        let index = full[request] + newest - block;
-                        let page = pages[request * slots + index] as usize;
+                        let page = pages[request * slots + newest] as usize;
                         &mut entries[(page * kv_heads + head) * elements..][..elements]
                     }
                 };
@@ -128,7 +130,11 @@ impl Batch {
                 let q = &self.q[((request * queries + token) * heads + head) * head_dim..][..head_dim];
                 let block = position as usize / BLOCK_TOKENS;
                 let slot = |i: usize| match paged {
-                    true => self.pages[request * self.slots + i] as usize * self.kv_heads + kv_head,
+                    // The newest blocks, where there are more than may be attended to.
+                    true => {
+                        let block = block - self.full[request] + i;
+                        self.pages[request * self.slots + block] as usize * self.kv_heads + kv_head
+                    }
                     false => pair * self.slots + i,
                 };
                 let resident = (0..self.full[request]).map(|i| (&self.entries[slot(i) * elements..][..elements], 16));
@@ -184,7 +190,7 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
         (128, 8, 2, true, false),
     ] {
         let shape = Attention { head_dim, group, queries, paged, stages: 2 };
-        let mut batch = Batch::new(rig, shape, 2, if apart { 40 } else { 54 }, apart, &positions)?;
+        let mut batch = Batch::new(rig, shape, 2, if paged { 54 } else { MOST as usize }, apart, &positions)?;
         let kernel = rig.device.load(&rig.compiler, &shape)?;
         let live: Vec<usize> = (0..positions.len()).filter(|r| positions[*r] >= 0).collect();
         let want: Vec<f64> = live.iter().flat_map(|request| batch.reference(*request)).collect();

@@ -25,7 +25,7 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
 }
 
 fn check_schedule(rig: &mut Rig, queries: usize, lag: i32) -> Outcome<()> {
-    let (requests, slots) = (777, 128);
+    let (requests, slots, draft_blocks) = (777, 128, 100);
     let positions: Vec<i32> = (0..requests).map(|_| rig.random.below(4100) as i32 - 1).collect();
     let full = |p: i32| (p / 16).min(slots) as usize;
     let tails = |p: i32| ((p + queries as i32 - 1) / 16 - p / 16 + 1) as usize;
@@ -34,7 +34,7 @@ fn check_schedule(rig: &mut Rig, queries: usize, lag: i32) -> Outcome<()> {
     let tiles: Vec<usize> = blocks.iter().map(|blocks| (*blocks as usize).div_ceil(16)).collect();
     let ranked: Vec<i32> = positions.iter().map(|p| if *p < 0 { -1 } else { p - lag }).collect();
     let draft_position: Vec<i32> = positions.iter().map(|p| (p - 1).max(-1)).collect();
-    let draft_entries: Vec<usize> = draft_position.iter().map(|p| ((p + 16) / 16) as usize).collect();
+    let draft_entries: Vec<usize> = draft_position.iter().map(|p| ((p + 16) / 16).min(draft_blocks) as usize).collect();
     let inputs: Vec<StepInput> = positions
         .iter()
         .enumerate()
@@ -61,6 +61,7 @@ fn check_schedule(rig: &mut Rig, queries: usize, lag: i32) -> Outcome<()> {
         step: step.address(),
         requests: requests as i32,
         slots,
+        draft_blocks,
         lag,
     };
     // SAFETY: all buffers have the sizes that the parameters ask for.

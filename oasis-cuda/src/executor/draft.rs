@@ -76,7 +76,7 @@ impl Parts {
             scale: programs.layer.attention_shape.scale(),
         };
         let grid = (2 * self.device.facts.multiprocessors, 1);
-        // SAFETY: the head's pages hold one entry a block of every row up to its position.
+        // SAFETY: the head's pages hold one entry a block of every row's window up to its position.
         unsafe { programs.layer.attention.launch(work.stream, grid, &params)? };
         let added = activations.added.address();
         let layer = &programs.layer;

@@ -350,6 +350,11 @@ pub(super) struct PrefillMemory {
     pub chunk: usize,
 }
 
+/// Page of every block, `[rows][blocks]`: each row has `ring` pages, whose blocks take turns.
+fn page_table(rows: usize, blocks: usize, ring: usize) -> Vec<i32> {
+    (0..rows).flat_map(|row| (0..blocks).map(move |block| (row * ring + block % ring) as i32)).collect()
+}
+
 impl Memory {
     pub fn new(
         device: &Device,
@@ -383,10 +388,14 @@ impl Memory {
                 partial: partial(spec.head_dim, group, extent.queries),
             },
         )?;
+        // Of a row; a sparse one's are the draft head's, a ring.
+        let ring = match options.residency {
+            Residency::Dense => extent.blocks,
+            Residency::Sparse(_) => extent.draft_blocks,
+        };
         let pages = match options.residency {
-            Residency::Dense => rows * extent.blocks,
-            Residency::Sparse(_) if head.is_some() => rows * extent.blocks,
-            Residency::Sparse(_) => 0,
+            Residency::Sparse(_) if head.is_none() => 0,
+            _ => rows * ring,
         };
         let draft = match head {
             None => None,
@@ -459,8 +468,7 @@ impl Memory {
             activations,
             sparse,
             dense,
-            // Every row has pages for the longest context.
-            page_table: device.upload(&(0..(rows * extent.blocks) as i32).collect::<Vec<_>>())?,
+            page_table: device.upload(&page_table(rows, extent.blocks, ring))?,
             draft,
             greedy: device.zeros(rows)?,
             shared: Shared::new(device, rows, spec.layers, options.max_context)?,

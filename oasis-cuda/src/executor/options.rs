@@ -37,6 +37,8 @@ pub struct SparseOptions {
     pub copy_engine: bool,
     /// Host memory for the full KV of requests.
     pub host: HostOptions,
+    /// Newest blocks of its own KV that the draft head keeps and attends to; `None`: all.
+    pub draft_window: Option<usize>,
     /// The full KV lies in a store that the device does not address: the host carries entries both ways.
     pub through_store: bool,
 }
@@ -194,6 +196,7 @@ mod tests {
             gather: GatherOptions::default(),
             copy_engine: false,
             host: HostOptions { capacity: 0, alias: None },
+            draft_window: None,
             through_store: false,
         }
     }

@@ -64,19 +64,22 @@ pub(super) struct Extent {
     pub slots: usize,
     /// Rows of a request in a step.
     pub queries: usize,
+    /// Blocks of its own KV that the draft head keeps.
+    pub draft_blocks: usize,
 }
 
 impl Extent {
     pub fn new(options: &CudaOptions) -> Self {
         let blocks = options.max_context.div_ceil(BLOCK_TOKENS) + 1;
-        let (slots, queries) = match &options.residency {
-            Residency::Dense => (blocks, 1),
+        let (slots, queries, window) = match &options.residency {
+            Residency::Dense => (blocks, 1, None),
             Residency::Sparse(sparse) => {
                 let draft = sparse.source == oasis_core::policy::QuerySource::Draft;
-                (sparse.budget_blocks.min(blocks), if draft { 2 } else { 1 })
+                (sparse.budget_blocks.min(blocks), if draft { 2 } else { 1 }, sparse.draft_window)
             }
         };
-        Self { blocks, tiles: blocks.div_ceil(BLOCK_TOKENS), slots, queries }
+        let draft_blocks = window.map_or(blocks, |window| window.min(blocks));
+        Self { blocks, tiles: blocks.div_ceil(BLOCK_TOKENS), slots, queries, draft_blocks }
     }
 }
 
@@ -115,7 +118,7 @@ const OVERHEAD: u64 = 1 << 30;
 impl MemoryPlan {
     /// Divides `limit` bytes.
     pub fn new(limit: u64, spec: &DecoderSpec, head: Option<&Eagle3Spec>, options: &CudaOptions) -> Self {
-        let Extent { blocks, tiles, slots, queries } = Extent::new(options);
+        let Extent { blocks, tiles, slots, queries, draft_blocks } = Extent::new(options);
         let head = head.filter(|_| queries == 2);
         let entry = entry_bytes(spec.head_dim);
         let heads = spec.layers * spec.kv_heads;
@@ -127,7 +130,7 @@ impl MemoryPlan {
         let expert_row = experts.map_or(0, |experts| experts.bytes(1));
         let activations =
             queries * ((4 * spec.hidden + 2 * width + query + 3 * inner) * 2 + expert_row) + spec.vocab * 4;
-        let draft = head.map_or(0, |head| blocks * head.kv_heads * entry_bytes(head.head_dim));
+        let draft = head.map_or(0, |head| draft_blocks * head.kv_heads * entry_bytes(head.head_dim));
         let draft_activations = head.map_or(0, |head| head.draft_vocab * 4 + head.hidden * 32 + head.intermediate * 6);
         let request = match &options.residency {
             Residency::Dense => RequestPlan {
@@ -168,7 +171,7 @@ impl MemoryPlan {
         let host = match &options.residency {
             Residency::Dense => 0,
             Residency::Sparse(sparse) if sparse.through_store => {
-                let extent = Extent { blocks, tiles, slots, queries };
+                let extent = Extent { blocks, tiles, slots, queries, draft_blocks };
                 carried_bytes(&geometry(spec), extent, requests, sparse.cap) as u64
             }
             Residency::Sparse(sparse) => {

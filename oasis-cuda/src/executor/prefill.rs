@@ -260,8 +260,8 @@ impl Parts {
         unsafe { self.programs.prefill_attention.launch(self.prefill().stream, grid, &params) }
     }
 
-    /// Keys and values of the draft head for every position whose next token is known. Nothing else of the head survives
-    /// a prefill, so it needs no attention.
+    /// Keys and values of the draft head for every position of its window whose next token is known. Nothing else of the
+    /// head survives a prefill, so it needs no attention.
     fn queue_draft_cache(&self, prompt: Prompt) -> Result<(), DeviceError> {
         let (Some(head), Some(draft), Some(programs)) = (&self.model.head, &self.memory.draft, &self.programs.draft)
         else {
@@ -270,7 +270,11 @@ impl Parts {
         let (work, memory, spec) = (self.prefill(), &self.memory.prefill, &head.spec);
         let table = head.embed.as_ref().unwrap_or(&self.model.embed);
         let DeviceAttention { qkv, qkv_bias, q_norm, k_norm, .. } = &head.attention;
-        for chunk in chunks(prompt.tokens - 1, memory.chunk) {
+        let known = prompt.tokens - 1;
+        // No more blocks than pages: those of one launch are written in any order.
+        let window = known.div_ceil(BLOCK_TOKENS).saturating_sub(self.extent.draft_blocks) * BLOCK_TOKENS;
+        for mut chunk in chunks(known - window, memory.chunk) {
+            chunk.start += window;
             let tokens = memory.prompt.address().offset((chunk.start + 1) * 4);
             let (embedded, normed, product) = (memory.gate_up.address(), memory.normed.address(), memory.qkv.address());
             self.embed_prompt(table, tokens, chunk.tokens, embedded, spec.hidden)?;
@@ -295,7 +299,7 @@ impl Parts {
                 eps: spec.norm_eps,
             };
             let grid = (chunk.tokens.div_ceil(BLOCK_TOKENS) as u32, (spec.q_heads + spec.kv_heads) as u32);
-            // SAFETY: the row has pages for the longest context.
+            // SAFETY: the row has pages for the whole window.
             unsafe { programs.layer.append_prompt.launch(work.stream, grid, &params)? };
         }
         Ok(())

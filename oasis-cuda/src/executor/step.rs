@@ -214,6 +214,7 @@ impl Parts {
             step: self.memory.step.address(),
             requests: scope.requests() as i32,
             slots: if first { self.extent.blocks } else { self.extent.slots } as i32,
+            draft_blocks: self.extent.draft_blocks as i32,
             lag: i32::from(self.source() == Some(QuerySource::Exact)),
         };
         // SAFETY: the arrays have room for all rows; inputs are mapped and written before the step is launched.

@@ -118,7 +118,8 @@ impl CudaExecutor {
             }
             if let Some(head) = self.parts.model.head.as_ref().filter(|_| draft) {
                 let head_entry = entry_bytes(head.spec.head_dim) as u64;
-                bytes.draft += (head.spec.kv_heads * (blocks + 1)) as u64 * head_entry;
+                let attended = (blocks + 1).min(self.parts.extent.draft_blocks);
+                bytes.draft += (head.spec.kv_heads * attended) as u64 * head_entry;
             }
         }
         bytes

@@ -76,6 +76,8 @@ pub struct ScheduleParams {
     pub requests: i32,
     /// Entries of a KV head that stay on the device.
     pub slots: i32,
+    /// Newest blocks of its own KV that the draft head attends to.
+    pub draft_blocks: i32,
     /// 0: blocks that this step completes are ranked; 1: only those complete before it.
     pub lag: i32,
 }

@@ -8,6 +8,7 @@ use crate::cpu::rotation::Rotation;
 use crate::draft::{Eagle3Head, Eagle3Weights};
 use crate::rope::RotaryEmbedding;
 use crate::weights::Matrix;
+use oasis_core::geometry::KvGeometry;
 use oasis_core::ids::TokenId;
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -23,9 +24,27 @@ pub(super) struct DraftHead {
     taps: [usize; 3],
 }
 
+/// The newest blocks of the head's own KV, which it keeps and attends to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DraftWindow {
+    pub geometry: KvGeometry,
+    /// `None`: all.
+    pub blocks: Option<usize>,
+}
+
+impl DraftWindow {
+    /// First of `positions` positions that is kept.
+    pub fn start(&self, positions: usize) -> usize {
+        self.geometry.window_start(positions, self.blocks)
+    }
+}
+
 /// Keys and values of the head, one row a target position.
 #[derive(Debug, Clone)]
 pub(super) struct DraftCache {
+    /// Position of the first row: those before it have left the window.
+    start: usize,
+    head_dim: usize,
     /// One vector a KV head, `[positions][head_dim]`.
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
@@ -53,6 +72,18 @@ impl DraftCache {
             for (cache, rows) in cache.iter_mut().zip(rows.chunks_exact((rows.len() / heads).max(1))) {
                 cache.extend_from_slice(rows);
             }
+        }
+    }
+
+    /// Drops what has left the window.
+    pub fn slide(&mut self, window: DraftWindow) {
+        let positions = self.start + self.keys[0].len() / self.head_dim;
+        let dropped = window.start(positions).saturating_sub(self.start);
+        if dropped > 0 {
+            for cache in self.keys.iter_mut().chain(&mut self.values) {
+                cache.drain(..dropped * self.head_dim);
+            }
+            self.start += dropped;
         }
     }
 
@@ -116,10 +147,11 @@ impl DraftHead {
         2 * self.shape().kv_width() * size_of::<f32>()
     }
 
-    pub fn new_cache(&self, positions: usize) -> DraftCache {
+    /// A cache whose first row will be that of position `start`, with room for `positions` rows.
+    pub fn new_cache(&self, start: usize, positions: usize) -> DraftCache {
         let spec = &self.head.spec;
         let empty = || (0..spec.kv_heads).map(|_| Vec::with_capacity(positions * spec.head_dim)).collect();
-        DraftCache { keys: empty(), values: empty() }
+        DraftCache { start, head_dim: spec.head_dim, keys: empty(), values: empty() }
     }
 
     /// Elements of the keys of one position, and of its values.
@@ -189,7 +221,7 @@ impl DraftHead {
     }
 
     /// Appends one row a request and gives the draft logits `[rows][draft_vocab]`.
-    pub fn step(&self, target_embed: &Matrix, rows: &mut [DraftRow<'_>]) -> Vec<f32> {
+    pub fn step(&self, target_embed: &Matrix, rows: &mut [DraftRow<'_>], window: DraftWindow) -> Vec<f32> {
         let (spec, weights, shape) = (&self.head.spec, &self.head.weights, self.shape());
         let taps: Vec<f32> = rows.iter().flat_map(|r| r.taps).copied().collect();
         let tokens: Vec<TokenId> = rows.iter().map(|r| r.token).collect();
@@ -200,6 +232,7 @@ impl DraftHead {
         for (row, qkv) in rows.iter_mut().zip(qkv.chunks_exact(shape.qkv_width())) {
             let (_, keys, values) = shape.split(qkv);
             row.cache.push(shape, keys, values);
+            row.cache.slide(window);
         }
         let mut attended = vec![0.0; rows.len() * shape.q_width()];
         let group = shape.q_width() / shape.kv_heads;
@@ -223,5 +256,38 @@ impl DraftHead {
     pub fn guess(&self, logits: &[f32]) -> TokenId {
         let best = (logits.iter().enumerate()).fold(0, |best, (i, &l)| if l > logits[best] { i } else { best });
         TokenId(self.head.weights.target_ids.as_ref().map_or(best as u32, |ids| ids[best]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oasis_core::geometry::KvDtype;
+
+    #[test]
+    fn a_cache_keeps_the_newest_blocks() {
+        let geometry =
+            KvGeometry { layers: 1, q_heads: 2, kv_heads: 2, head_dim: 2, block_tokens: 4, dtype: KvDtype::F32 };
+        let shape = AttentionShape { q_heads: 2, kv_heads: 2, head_dim: 2, norm_eps: 0.0 };
+        for blocks in [Some(1), Some(3), None] {
+            let window = DraftWindow { geometry, blocks };
+            let empty = || vec![Vec::new(); 2];
+            let mut cache = DraftCache { start: 0, head_dim: 2, keys: empty(), values: empty() };
+            for position in 0..30_u16 {
+                let row = [0.0, 0.25, 0.5, 0.75].map(|part| f32::from(position) + part);
+                cache.push(shape, &row, &row.map(|x| -x));
+                cache.slide(window);
+                // The block of this position, and those before it that there is room for.
+                let first =
+                    position / 4 * 4 - blocks.map_or(position / 4 * 4, |b| 4 * (b as u16 - 1)).min(position / 4 * 4);
+                for (head, part) in [(0, 0.0), (1, 0.5)] {
+                    let seen: Vec<f32> = cache.runs(shape, head).iter().flat_map(|run| run.keys).copied().collect();
+                    let expected: Vec<f32> = (first..=position)
+                        .flat_map(|position| [part, part + 0.25].map(|part| f32::from(position) + part))
+                        .collect();
+                    assert_eq!(seen, expected, "{blocks:?}, {position}");
+                }
+            }
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The CPU executor: the reference that device executors are compared with.
 
-use crate::cpu::eagle3::DraftHead;
+use crate::cpu::eagle3::{DraftHead, DraftWindow};
 use crate::cpu::layer_kv::CutContext;
 use crate::cpu::model::CpuModel;
 use crate::cpu::observer::StepObserver;
@@ -34,6 +34,8 @@ pub struct SparseParts {
     pub budget_blocks: usize,
     /// First layers that keep every block on the device, and have neither summaries nor background stages.
     pub dense_layers: usize,
+    /// Newest blocks of its own KV that the draft head keeps and attends to; `None`: all.
+    pub draft_window: Option<usize>,
     /// Summarises blocks.
     pub summarizer: Arc<dyn Summarizer>,
     /// Ranks them.
@@ -73,6 +75,7 @@ pub(super) struct Counters {
 pub(super) struct Sparse {
     pub pipeline: Pipeline,
     pub dense_layers: usize,
+    pub draft_window: Option<usize>,
     pub summarizer: Arc<dyn Summarizer>,
     pub store: Arc<dyn KvStore>,
 }
@@ -131,6 +134,7 @@ impl CpuExecutor {
         if let Residency::Sparse(SparseParts {
             budget_blocks: budget,
             dense_layers,
+            draft_window,
             summarizer,
             predictor,
             selector,
@@ -158,7 +162,7 @@ impl CpuExecutor {
                 tracer,
             };
             let pipeline = Pipeline::start(parts).context("starting the pipeline's workers")?;
-            sparse = Some(Sparse { pipeline, dense_layers, summarizer, store });
+            sparse = Some(Sparse { pipeline, dense_layers, draft_window, summarizer, store });
         }
         let info = ExecutorInfo {
             device: format!("cpu, {} threads", pool.current_num_threads()),
@@ -252,9 +256,15 @@ impl CpuExecutor {
         KvFootprint {
             working_set: (slots_and_tails * self.info.geometry.block_bytes()) as u64,
             summaries: (summary_words * size_of::<u32>()) as u64,
-            draft: self.head().map_or(0, |head| tokens * head.bytes_per_token()) as u64,
+            draft: self.head().map_or(0, |head| self.draft_positions(tokens) * head.bytes_per_token()) as u64,
             prefill: self.info.geometry.dense_bytes(prompt) / layers as u64,
         }
+    }
+
+    /// Most positions that the draft head keeps of `tokens`.
+    fn draft_positions(&self, tokens: usize) -> usize {
+        let window = self.draft_window().blocks.map(|blocks| blocks * self.info.geometry.block_tokens);
+        window.map_or(tokens, |window| window.min(tokens))
     }
 
     /// Chooses the next token from the request's logits.
@@ -266,6 +276,14 @@ impl CpuExecutor {
     /// The draft head, where the predictor asks for it.
     pub(super) fn head(&self) -> Option<&DraftHead> {
         self.model.draft.as_ref().filter(|_| self.drafts)
+    }
+
+    /// What the draft head attends to.
+    pub(super) fn draft_window(&self) -> DraftWindow {
+        DraftWindow {
+            geometry: self.info.geometry,
+            blocks: self.sparse.as_ref().and_then(|sparse| sparse.draft_window),
+        }
     }
 
     fn cut_context(&self, layer: LayerId, max_blocks: usize) -> CutContext<'_> {
@@ -292,8 +310,8 @@ impl CpuExecutor {
             let total = decoder.spec.layers * request.prompt.len();
             return Ok(PrefillProgress::Running { done: prefill.done(), total });
         }
-        let (prompt, positions) = (&request.prompt, request.prompt.len() + request.max_new_tokens);
-        let draft_state = |head| prefill.draft_state(head, decoder, prompt, positions);
+        let (prompt, start) = (&request.prompt, self.draft_window().start(request.prompt.len() - 1));
+        let draft_state = |head| prefill.draft_state(head, decoder, prompt, start);
         let (logits, draft) = self.pool.install(|| (prefill.logits(decoder), head.map(draft_state)));
         (request.logits, request.draft) = (logits, draft);
         request.prefill = None;
@@ -338,6 +356,9 @@ impl CpuExecutor {
         admitted.offloads = offloads;
         admitted.logits = state.logits.clone();
         admitted.draft = state.draft.clone().filter(|_| self.drafts);
+        if let Some(draft) = &mut admitted.draft {
+            draft.cache.slide(self.draft_window());
+        }
         admitted.prefill = None;
         self.give_back_prefill(&mut admitted);
         let first = self.begin_decoding(&mut admitted);

@@ -112,7 +112,9 @@ impl CpuExecutor {
         request.layers = layers.collect::<Result<_, _>>()?;
         request.queries = state.layers.iter().map(|layer| layer.query.clone()).collect();
         request.draft = state.draft.as_ref().zip(self.head()).map(|(draft, head)| {
-            let mut cache = head.new_cache(request.prompt.len() + request.max_new_tokens);
+            let positions = state.position() - 1;
+            let start = self.draft_window().start(positions);
+            let mut cache = head.new_cache(start, positions + 1 - start);
             cache.restore(&draft.keys, &draft.values);
             DraftState { cache, taps: draft.taps.clone(), last: None }
         });
@@ -154,7 +156,8 @@ impl CpuExecutor {
             (None, None) => Ok(()),
             (Some(draft), Some(head)) => {
                 // The token at the newest position has not been through the head yet.
-                let elements = position.saturating_sub(1) * head.kv_width();
+                let positions = position.saturating_sub(1);
+                let elements = (positions - self.draft_window().start(positions)) * head.kv_width();
                 expect("elements of draft keys", elements, draft.keys.len())?;
                 expect("elements of draft values", elements, draft.values.len())?;
                 expect("elements of draft taps", head.taps_width(), draft.taps.len())

@@ -114,12 +114,18 @@ impl Prefill {
         decoder.logits(&self.x[(self.tokens - 1) * decoder.spec.hidden..])
     }
 
-    /// The draft head's state once all layers are through: its cache up to the last position whose next token is known,
-    /// and the taps of the position after that.
-    pub fn draft_state(&self, head: &DraftHead, decoder: &Decoder, prompt: &[TokenId], positions: usize) -> DraftState {
+    /// The draft head's state once all layers are through: its cache from position `start` up to the last one whose next
+    /// token is known, and the taps of the position after that.
+    pub fn draft_state(&self, head: &DraftHead, decoder: &Decoder, prompt: &[TokenId], start: usize) -> DraftState {
         let (known, last) = self.taps.split_at((self.tokens - 1) * head.taps_width());
-        let mut cache = head.new_cache(positions);
-        head.prefill(&decoder.weights.embed, known, &prompt[1..], 0, &mut cache);
+        let mut cache = head.new_cache(start, self.tokens - start);
+        head.prefill(
+            &decoder.weights.embed,
+            &known[start * head.taps_width()..],
+            &prompt[1 + start..],
+            start,
+            &mut cache,
+        );
         DraftState { cache, taps: last.to_vec(), last: None }
     }
 }
@@ -153,7 +159,7 @@ impl PromptState {
             layers.extend(prefill.advance(decoder, draft, chunk).map(|(_, kv)| kv));
             progress(prefill.done(), decoder.spec.layers * prompt.len());
         }
-        let draft = draft.map(|head| prefill.draft_state(head, decoder, prompt, prompt.len()));
+        let draft = draft.map(|head| prefill.draft_state(head, decoder, prompt, 0));
         Self { prompt: prompt.to_vec(), layers, logits: prefill.logits(decoder), draft }
     }
 

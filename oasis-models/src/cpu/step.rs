@@ -156,7 +156,7 @@ impl CpuExecutor {
                 Some(DraftRow { taps: &state.taps, token: member.token, position, cache: &mut state.cache })
             })
             .collect();
-        let logits = head.step(&model.decoder.weights.embed, &mut rows);
+        let logits = head.step(&model.decoder.weights.embed, &mut rows, self.draft_window());
         let rows = rows.len();
         let mut guesses = Vec::with_capacity(rows);
         for (member, logits) in members.iter_mut().zip(logits.chunks_exact(logits.len() / rows)) {

@@ -76,6 +76,7 @@ pub fn oasis_tiny_says_what_it_says_on_the_cpu(scene: &Scene) {
 pub fn other_policies_say_what_they_say_on_the_cpu(scene: &Scene) {
     let kinds = [
         "predictor.kind=draft-query summarizer.kind=quest-fp8",
+        "predictor.kind=draft-query kv.draft_blocks=8",
         "predictor.kind=exact summarizer.kind=arkvale predictor.sinks=1 predictor.recent=2",
         "predictor.kind=last-query summarizer.kind=quest-int4 selector.kind=lfu",
         "predictor.kind=draft-query selector.kind=hysteresis selector.margin=0.2",

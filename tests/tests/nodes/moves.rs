@@ -21,8 +21,14 @@ fn dram() -> Arc<dyn KvStore> {
 #[test]
 fn requests_say_the_same_wherever_they_move() {
     within(LIMIT, || {
-        for (predictor, selector) in [("draft-query", "capped-lru"), ("last-query", "lfu"), ("exact", "fetch-all")] {
-            let setup = setup(predictor, selector);
+        for (predictor, selector, draft_blocks) in [
+            ("draft-query", "capped-lru", "\"all\""),
+            ("draft-query", "fetch-all", "2"),
+            ("last-query", "lfu", "\"all\""),
+            ("exact", "fetch-all", "\"all\""),
+        ] {
+            let mut setup = setup(predictor, selector);
+            setup.settings.push(format!("kv.draft_blocks={draft_blocks}"));
             let sampling =
                 [SamplingParams::default(), SamplingParams { temperature: 0.9, seed: 3, ..Default::default() }];
             let lengths = [35, 3, 16, 61];

@@ -15,6 +15,8 @@ pub struct DraftWidths {
     pub token: usize,
     /// Taps of a position.
     pub taps: usize,
+    /// Newest blocks of its KV that it keeps.
+    pub blocks: usize,
 }
 
 /// What a state must fit.
@@ -81,9 +83,10 @@ impl Fit {
         }
         match (&state.draft, self.draft) {
             (None, None) => Ok(()),
-            (Some(draft), Some(DraftWidths { token, taps })) => {
+            (Some(draft), Some(DraftWidths { token, taps, blocks })) => {
                 // The token at the newest position has not been through the head yet.
-                let elements = (position - 1) * token;
+                let kept = position - 1 - self.geometry.window_start(position - 1, Some(blocks));
+                let elements = kept * token;
                 expect("elements of draft keys", elements, draft.keys.len())?;
                 expect("elements of draft values", elements, draft.values.len())?;
                 expect("elements of draft taps", taps, draft.taps.len())
@@ -138,7 +141,7 @@ mod tests {
             block_tokens: BLOCK_TOKENS,
             dtype: KvDtype::Bf16,
         };
-        Fit { geometry, slots: 3, tile_bytes: TILE, lag, draft: Some(DraftWidths { token: 64, taps: 96 }) }
+        Fit { geometry, slots: 3, tile_bytes: TILE, lag, draft: Some(DraftWidths { token: 64, taps: 96, blocks: 3 }) }
     }
 
     /// What a request of `position` tokens hands over, 5 of them decoded.
@@ -156,7 +159,9 @@ mod tests {
             query: Vec::new(),
             slots: vec![(0..place.blocks.min(fit.slots)).map(slot).collect(); 2],
         };
-        let rows = vec![0.0; (position - 1) * 64];
+        // Of 3 blocks, the newest incomplete.
+        let seen = position - 1;
+        let rows = vec![0.0; 64 * if seen <= 48 { seen } else { 33 + (seen - 1) % 16 }];
         HandOver {
             prompt_tokens: position - 5,
             steps: 5,

@@ -33,7 +33,7 @@ use oasis_core::executor::{Admission, RequestError, Sequence};
 use oasis_core::hand_over::{DraftHandOver, HandOver, HandsOver, LayerHandOver};
 use oasis_core::ids::{BlockId, LayerId, RequestId, SlotId, Step};
 use oasis_core::working_set::HeldSlot;
-use pack::{read_rows, read_tail, write_rows, write_tail};
+use pack::{read_rows, read_tail, roll, unroll, write_rows, write_tail};
 
 impl HandsOver for CudaExecutor {
     fn expect(&mut self, sequence: Sequence) -> anyhow::Result<Admission> {
@@ -74,6 +74,7 @@ impl CudaExecutor {
             draft: draft.map(|head| DraftWidths {
                 token: head.spec.kv_heads * head.spec.head_dim,
                 taps: 3 * head.spec.target_hidden,
+                blocks: self.parts.extent.draft_blocks,
             }),
         }
     }
@@ -131,16 +132,21 @@ impl CudaExecutor {
 
     fn draft_state(&self, row: usize, place: Place) -> Result<Option<DraftHandOver>, DeviceError> {
         let (Some(head), Some(draft)) = (&self.parts.model.head, &self.parts.memory.draft) else { return Ok(None) };
-        let (spec, entry) = (&head.spec, entry_bytes(head.spec.head_dim));
-        // The token at the newest position has not been through the head yet.
-        let positions = place.position - 1;
-        let first = row * self.parts.extent.blocks * spec.kv_heads * entry;
-        let bytes = positions.div_ceil(BLOCK_TOKENS) * spec.kv_heads * entry;
-        let entries = draft.entries.read_at(first, bytes)?;
-        let [keys, values] = read_rows(&entries, positions, spec.kv_heads, spec.head_dim);
+        let (spec, ring) = (&head.spec, self.parts.extent.draft_blocks);
+        let page = spec.kv_heads * entry_bytes(spec.head_dim);
+        let pages = draft.entries.read_at(row * ring * page, ring * page)?;
+        let (start, positions) = self.draft_positions(place);
+        let entries = unroll(&pages, page, start / BLOCK_TOKENS..positions.div_ceil(BLOCK_TOKENS));
+        let [keys, values] = read_rows(&entries, positions - start, spec.kv_heads, spec.head_dim);
         let width = 3 * spec.target_hidden;
         let taps = draft.taps.read_at(row * width, width)?.into_iter().map(bf16::to_f32).collect();
         Ok(Some(DraftHandOver { keys, values, taps }))
+    }
+
+    /// First position that the draft head keeps, and the one that it has not seen yet: that of the newest token.
+    fn draft_positions(&self, place: Place) -> (usize, usize) {
+        let positions = place.position - 1;
+        (self.info.geometry.window_start(positions, Some(self.parts.extent.draft_blocks)), positions)
     }
 
     fn try_take_over(&mut self, id: RequestId, state: &HandOver) -> anyhow::Result<()> {
@@ -162,7 +168,7 @@ impl CudaExecutor {
         }
         self.parts.streams.offload.synchronize()?;
         if let Some(draft) = &state.draft {
-            self.restore_draft(row, draft)?;
+            self.restore_draft(row, place, draft)?;
         }
         let request = self.requests.get_mut(&id).expect("looked up above");
         (request.position, request.phase) = (place.position, Phase::Decode);
@@ -206,12 +212,13 @@ impl CudaExecutor {
         self.parts.bring_slots(id, LayerId::from(layer), &state.slots, to)
     }
 
-    fn restore_draft(&mut self, row: usize, state: &DraftHandOver) -> Result<(), DeviceError> {
+    fn restore_draft(&mut self, row: usize, place: Place, state: &DraftHandOver) -> Result<(), DeviceError> {
+        let (first, ring) = (self.draft_positions(place).0 / BLOCK_TOKENS, self.parts.extent.draft_blocks);
         let (Some(head), Some(draft)) = (&self.parts.model.head, &mut self.parts.memory.draft) else { return Ok(()) };
         let spec = &head.spec;
-        let first = row * self.parts.extent.blocks * spec.kv_heads * entry_bytes(spec.head_dim);
+        let page = spec.kv_heads * entry_bytes(spec.head_dim);
         let entries = write_rows(&state.keys, &state.values, spec.kv_heads, spec.head_dim);
-        draft.entries.write_at(first, &entries)?;
+        draft.entries.write_at(row * ring * page, &roll(&entries, page, first, ring))?;
         let taps: Vec<bf16> = state.taps.iter().copied().map(bf16::from_f32).collect();
         draft.taps.write_at(row * 3 * spec.target_hidden, &taps)
     }

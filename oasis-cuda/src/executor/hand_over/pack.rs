@@ -83,9 +83,35 @@ pub fn write_rows(keys: &[f32], values: &[f32], kv_heads: usize, head_dim: usize
     entries
 }
 
+/// Pages of blocks `first ..` in order, of a row's `pages`, each `page` bytes, whose blocks take turns.
+pub fn unroll(pages: &[u8], page: usize, blocks: std::ops::Range<usize>) -> Vec<u8> {
+    let ring = pages.len() / page;
+    blocks.flat_map(|block| &pages[block % ring * page..][..page]).copied().collect()
+}
+
+/// A row's `ring` pages, of which those of blocks `first ..` are `in_order`.
+pub fn roll(in_order: &[u8], page: usize, first: usize, ring: usize) -> Vec<u8> {
+    let mut pages = vec![0; ring * page];
+    for (index, bytes) in in_order.chunks_exact(page).enumerate() {
+        pages[(first + index) % ring * page..][..page].copy_from_slice(bytes);
+    }
+    pages
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_take_turns_in_the_pages_of_a_row() {
+        // Blocks 5, 6 and 7 in 4 pages of 2 bytes.
+        let in_order = [50, 51, 60, 61, 70, 71];
+        let pages = roll(&in_order, 2, 5, 4);
+        assert_eq!(pages, [0, 0, 50, 51, 60, 61, 70, 71]);
+        assert_eq!(unroll(&pages, 2, 5..8), in_order);
+        assert_eq!(roll(&in_order, 2, 6, 4), [70, 71, 0, 0, 50, 51, 60, 61]);
+        assert_eq!(unroll(&roll(&in_order, 2, 7, 3), 2, 7..10), in_order);
+    }
 
     /// A finite number of its own for every element.
     fn number(is_value: bool, head: usize, token: usize, d: usize) -> f32 {
