@@ -36,6 +36,16 @@ impl CliError {
         Self::Failure(format!("{}\n  hint: {}", problem.into(), hint.as_ref()))
     }
 
+    /// The same, said of one of several that are compared.
+    #[must_use]
+    pub fn of(self, policy: &str) -> Self {
+        match self {
+            Self::Input(text) => Self::Input(format!("policy {policy}: {text}")),
+            Self::Failure(text) => Self::Failure(format!("policy {policy}: {text}")),
+            other => other,
+        }
+    }
+
     /// The text to print after `error: `, if any.
     pub fn text(&self) -> Option<&str> {
         match self {

@@ -41,7 +41,7 @@ pub struct Generation {
 ///
 /// # Errors
 /// When the request fails.
-pub fn read_prompt(executor: &mut impl Executor, request: RequestId) -> CliResult<TokenId> {
+pub fn read_prompt(executor: &mut (impl Executor + ?Sized), request: RequestId) -> CliResult<TokenId> {
     loop {
         let progress = executor.prefill(request).map_err(|error| CliError::Failure(error.to_string()))?;
         if let PrefillProgress::Done(token) = progress {

@@ -153,6 +153,15 @@ pub trait Executor: Send {
     fn stats(&self) -> ExecutorStats;
 }
 
+/// An executor whose logits can be looked at.
+pub trait Logits: Executor {
+    /// Logits behind a request's last token, `[vocab]`; no other request may have run since.
+    ///
+    /// # Errors
+    /// When there is no such request, or the device is lost.
+    fn last_logits(&self, request: RequestId) -> anyhow::Result<Vec<f32>>;
+}
+
 impl<E: Executor + ?Sized> Executor for Box<E> {
     fn info(&self) -> &ExecutorInfo {
         (**self).info()

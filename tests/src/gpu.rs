@@ -3,7 +3,7 @@
 use crate::models;
 use oasis_core::config::{Layer, Resolved};
 use oasis_core::engine::{Engine, Event};
-use oasis_core::executor::{DecodeRow, Executor};
+use oasis_core::executor::{DecodeRow, Executor, Logits};
 use oasis_core::geometry::HeadShape;
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::testkit::Random;
@@ -197,24 +197,6 @@ pub fn start_with(
     CudaExecutor::with_host_parts(device, on_device, plan, options, parts, &|_, _| ())
 }
 
-/// Executors whose logits can be looked at.
-pub trait Logits: Executor {
-    /// Logits behind a request's last token, which ran last and alone.
-    fn last_logits(&self, request: RequestId) -> Vec<f32>;
-}
-
-impl Logits for CpuExecutor {
-    fn last_logits(&self, request: RequestId) -> Vec<f32> {
-        self.logits(request).expect("a request that runs").to_vec()
-    }
-}
-
-impl Logits for CudaExecutor {
-    fn last_logits(&self, request: RequestId) -> Vec<f32> {
-        self.logits(request).unwrap().expect("a request that runs")
-    }
-}
-
 /// What one request said, token by token.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Speech {
@@ -227,12 +209,12 @@ pub struct Speech {
 impl Speech {
     /// A request's first token has come: `tokens` in all, the next one run being that of `along`, or its own.
     fn go_on(mut self, executor: &mut impl Logits, id: RequestId, tokens: usize, along: Option<&[TokenId]>) -> Self {
-        self.logits.push(executor.last_logits(id));
+        self.logits.push(executor.last_logits(id).unwrap());
         while self.tokens.len() < tokens {
             let last = self.tokens.len() - 1;
             let next = models::step(executor, id, along.map_or(self.tokens[last], |along| along[last]));
             self.tokens.push(next);
-            self.logits.push(executor.last_logits(id));
+            self.logits.push(executor.last_logits(id).unwrap());
         }
         executor.release(id);
         self

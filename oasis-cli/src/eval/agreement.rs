@@ -1,6 +1,7 @@
 //! Agreement of the draft query's choice with the next step's own, layer by layer (paper, Fig. 6).
 
 use crate::error::{CliError, CliResult};
+use crate::eval::device::{Cpu, Progress};
 use crate::eval::meter::{AgreementMeter, Chooser, Source, Totals};
 use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
@@ -8,7 +9,7 @@ use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::ids::RequestId;
 use oasis_core::policy::Aggregate;
 use oasis_core::sampling::SamplingParams;
-use oasis_models::cpu::{CpuExecutor, CpuModel, PromptState};
+use oasis_models::cpu::CpuExecutor;
 use serde::Serialize;
 use std::sync::PoisonError;
 
@@ -55,12 +56,11 @@ pub struct AgreementReport {
 /// When a request fails.
 pub fn measure(
     executor: &mut CpuExecutor,
-    model: &CpuModel,
+    cpu: &Cpu<'_>,
     windows: &[Window],
     budget: usize,
     aggregate: Aggregate,
-    prefill_chunk: usize,
-    mut progress: impl FnMut(usize),
+    progress: &mut Progress<'_>,
 ) -> CliResult<AgreementReport> {
     let geometry = executor.info().geometry;
     let chooser = Chooser::of(executor, budget, aggregate);
@@ -72,7 +72,7 @@ pub fn measure(
             return Err(CliError::Interrupted);
         }
         let request = RequestId::from(index + 1);
-        let state = PromptState::read(model, &window.context, prefill_chunk, &mut |_, _| ());
+        let state = cpu.read(&window.context);
         executor.resume(&state, request, window.forced.len(), SamplingParams::default())?;
         for pair in window.forced.windows(2) {
             let rows = [DecodeRow { request, token: pair[0] }];
@@ -84,7 +84,7 @@ pub fn measure(
             guesses += 1;
         }
         executor.release(request);
-        progress(index + 1);
+        progress(index + 1, windows.len());
     }
     executor.set_observer(None);
     let totals = totals.lock().unwrap_or_else(PoisonError::into_inner);

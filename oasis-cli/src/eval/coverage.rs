@@ -1,13 +1,15 @@
 //! Coverage: how much of dense attention's weight lies on what a policy has on the device, layer by layer.
 
 use crate::error::{CliError, CliResult};
-use crate::eval::setting::{Contender, Setting};
+use crate::eval::device::{Cpu, Progress};
+use crate::eval::running::{Running, Traffic};
+use crate::eval::setting::Contender;
 use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
 use oasis_core::executor::Executor;
 use oasis_core::ids::{BlockId, KvHead};
 use oasis_core::memory::Resident;
-use oasis_models::cpu::{LayerView, PromptState, StepObserver};
+use oasis_models::cpu::{LayerView, StepObserver};
 use serde::Serialize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -118,44 +120,44 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// # Errors
 /// When a contender's settings are wrong or a request fails.
 pub fn measure(
-    setting: &Setting<'_>,
+    cpu: &Cpu<'_>,
     contenders: &[Contender],
     windows: &[Window],
-    mut progress: impl FnMut(usize),
+    progress: &mut Progress<'_>,
 ) -> CliResult<Vec<Coverage>> {
-    let mut dense = setting.dense()?;
+    let mut dense = cpu.executor(&Contender::dense())?;
     let layers = dense.info().geometry.layers;
     let mut rows = Vec::new();
     for contender in contenders {
-        let executor = contender.executor(setting)?;
+        let executor = cpu.executor(contender)?;
         // Dense decoding covers everything, by definition.
         let sums = if executor.info().budget_blocks.is_some() { (0.0, 0) } else { (1.0, 1) };
-        rows.push((contender.name(), executor, Arc::new(Mutex::new(vec![sums; layers]))));
+        rows.push((contender.name(), executor, Arc::new(Mutex::new(vec![sums; layers])), Traffic::default()));
     }
     for (done, window) in windows.iter().enumerate() {
         if crate::interrupt::requested() {
             return Err(CliError::Interrupted);
         }
-        let state = PromptState::read(&setting.weights, &window.context, setting.prefill_chunk, &mut |_, _| ());
+        let (state, tokens) = (cpu.read(&window.context), window.forced.len());
         let weights = Recorded::default();
         dense.set_observer(Some(Box::new(Recorder(weights.clone()))));
-        window.follow(&mut dense, &state, |_, _| ())?;
-        for (_, executor, sums) in rows.iter_mut().filter(|(_, executor, _)| executor.info().budget_blocks.is_some()) {
+        window.follow(Running::resume(&mut dense, &state, tokens)?, |_| Ok(()))?;
+        let sparse = rows.iter_mut().filter(|(_, executor, ..)| executor.info().budget_blocks.is_some());
+        for (_, executor, sums, traffic) in sparse {
             let comparer = Comparer { weights: weights.clone(), seen: 0, sums: sums.clone() };
             executor.set_observer(Some(Box::new(comparer)));
-            window.follow(executor, &state, |_, _| ())?;
+            *traffic += window.follow(Running::resume(executor, &state, tokens)?, |_| Ok(()))?;
         }
-        progress(done + 1);
+        progress(done + 1, windows.len());
     }
-    let coverage = rows.into_iter().map(|(policy, executor, sums)| {
-        let stats = executor.stats();
+    let coverage = rows.into_iter().map(|(policy, _, sums, traffic)| {
         let layers: Vec<f64> = lock(&sums).iter().map(|(sum, count)| sum / *count as f64).collect();
         Coverage {
             policy: policy.to_owned(),
             mean: layers.iter().sum::<f64>() / layers.len().max(1) as f64,
             min: layers.iter().copied().fold(f64::INFINITY, f64::min),
             layers,
-            link_bytes_per_step: stats.link_bytes as f64 / stats.steps.max(1) as f64,
+            link_bytes_per_step: traffic.bytes_per_step(),
         }
     });
     Ok(coverage.collect())

@@ -1,8 +1,10 @@
 //! Divergence: when a policy's greedy answer leaves that of dense decoding, and how far its distributions are.
 
 use crate::error::CliResult;
+use crate::eval::device::{Device, Progress};
 use crate::eval::logits::{Pair, choice, compare, divergence};
-use crate::eval::setting::{Contender, Setting};
+use crate::eval::running::Traffic;
+use crate::eval::setting::Contender;
 use crate::eval::statistics::{mean_of_steps, wilson};
 use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
@@ -45,29 +47,29 @@ pub struct Divergence {
 /// One policy along one answer: of each step after the first the divergence, and whether the choice is the same.
 type Steps = Vec<(f64, bool)>;
 
-/// Measures every contender on the greedy continuations of `windows`' contexts; `progress` hears of each.
+/// Measures every contender on the greedy continuations of `windows`' contexts; `progress` hears of each of each.
 ///
 /// # Errors
 /// When a contender's settings are wrong or a request fails.
 pub fn measure(
-    setting: &Setting<'_>,
+    device: &Device<'_>,
     contenders: &[Contender],
     windows: &[Window],
-    progress: impl FnMut(usize),
+    progress: &mut Progress<'_>,
 ) -> CliResult<Vec<Divergence>> {
     let mut of_contenders: Vec<Vec<Steps>> = vec![Vec::new(); contenders.len()];
-    let bytes = compare(setting, contenders, windows, true, progress, |pair| {
+    let traffic = compare(device, contenders, windows, true, progress, |pair| {
         let Pair { contender, dense, own, .. } = pair;
         let steps = dense.iter().zip(own).skip(1);
         let steps = steps.map(|(dense, own)| (divergence(dense, own), choice(dense) == choice(own)));
         of_contenders[contender].push(steps.collect());
     })?;
-    let rows = contenders.iter().zip(of_contenders).zip(bytes);
-    Ok(rows.map(|((contender, steps), bytes)| Divergence::new(contender.name(), &steps, bytes)).collect())
+    let rows = contenders.iter().zip(of_contenders).zip(traffic);
+    Ok(rows.map(|((contender, steps), traffic)| Divergence::new(contender.name(), &steps, traffic)).collect())
 }
 
 impl Divergence {
-    fn new(policy: &str, windows: &[Steps], link_bytes_per_step: f64) -> Self {
+    fn new(policy: &str, windows: &[Steps], traffic: Traffic) -> Self {
         // Steps count from 0, and step `i` chooses token `i + 2`.
         let first = |steps: &Steps| steps.iter().position(|(_, same)| !same).map(|skipped| skipped + 3);
         let first_difference: Vec<Option<usize>> = windows.iter().map(first).collect();
@@ -95,7 +97,7 @@ impl Divergence {
             kl_high: kl.high,
             kl_most: all().map(|(kl, _)| *kl).fold(0.0, f64::max),
             kl_by_step: (0..longest).map(of_step).collect(),
-            link_bytes_per_step,
+            link_bytes_per_step: traffic.bytes_per_step(),
         }
     }
 }
@@ -134,7 +136,7 @@ mod tests {
     #[test]
     fn the_first_difference_is_a_token_of_the_answer() {
         let windows = [vec![(0.0, true), (0.5, false), (0.1, true)], vec![(0.2, true)]];
-        let row = Divergence::new("x", &windows, 0.0);
+        let row = Divergence::new("x", &windows, Traffic::default());
         // Token 1 comes from the prompt, token 2 from the step that is left out.
         assert_eq!(row.first_difference, [Some(4), None]);
         assert_eq!((row.diverged, row.steps, row.same_choice, row.kl_most), (1, 4, 0.75, 0.5));

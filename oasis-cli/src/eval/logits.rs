@@ -1,10 +1,11 @@
 //! Logits of policies beside those of dense decoding, over the same tokens.
 
-use crate::error::{CliError, CliResult};
-use crate::eval::setting::{Contender, Setting};
+use crate::error::CliResult;
+use crate::eval::device::{Device, Progress, Prompt, Turn};
+use crate::eval::running::{Running, Traffic};
+use crate::eval::setting::Contender;
 use crate::eval::window::Window;
-use oasis_core::executor::Executor;
-use oasis_models::cpu::{CpuExecutor, PromptState};
+use oasis_core::config::Budget;
 
 /// Logits of the steps of one window, `[steps][vocab]`.
 pub type Logits = Vec<Vec<f32>>;
@@ -22,52 +23,64 @@ pub struct Pair<'a> {
 }
 
 /// Follows `windows`, or the model's own greedy continuation of their contexts, densely and with each contender; `each`
-/// receives the logits and `progress` hears of each window. Gives the mean bytes over the link a decode step of each
-/// contender, first working sets left out.
+/// receives the logits, window by window for one contender, and `progress` hears of each pair. Gives what each
+/// contender moved over the link.
 ///
 /// # Errors
 /// When a contender's settings are wrong or a request fails.
 pub fn compare(
-    setting: &Setting<'_>,
+    device: &Device<'_>,
     contenders: &[Contender],
     windows: &[Window],
     greedy: bool,
-    mut progress: impl FnMut(usize),
+    progress: &mut Progress<'_>,
     mut each: impl FnMut(Pair<'_>),
-) -> CliResult<Vec<f64>> {
-    let mut dense = setting.dense()?;
-    let mut executors =
-        contenders.iter().map(|contender| contender.executor(setting)).collect::<CliResult<Vec<_>>>()?;
-    for (done, window) in windows.iter().enumerate() {
-        if crate::interrupt::requested() {
-            return Err(CliError::Interrupted);
+) -> CliResult<Vec<Traffic>> {
+    // What is dense is the reference itself.
+    let mut sparse = Vec::new();
+    for (index, contender) in contenders.iter().enumerate() {
+        let resolved = device.setting().of(contender).map_err(|error| error.of(contender.name()))?;
+        if resolved.config.kv.budget_blocks != Budget::All {
+            sparse.push(index);
         }
-        let state = PromptState::read(&setting.weights, &window.context, setting.prefill_chunk, &mut |_, _| ());
-        let mut window = window.clone();
-        if greedy {
-            window.continue_greedily(&mut dense, &state)?;
-        }
-        let reference = follow(&mut dense, &state, &window)?;
-        for (contender, executor) in executors.iter_mut().enumerate() {
-            let own = match executor.info().budget_blocks {
-                None => None,
-                Some(_) => Some(follow(executor, &state, &window)?),
-            };
-            each(Pair { contender, window: &window, dense: &reference, own: own.as_ref().unwrap_or(&reference) });
-        }
-        progress(done + 1);
     }
-    let bytes = executors.into_iter().map(|executor| {
-        let stats = executor.stats();
-        stats.link_bytes as f64 / stats.steps.max(1) as f64
-    });
-    Ok(bytes.collect())
-}
-
-fn follow(executor: &mut CpuExecutor, state: &PromptState, window: &Window) -> CliResult<Logits> {
-    let mut logits = Vec::with_capacity(window.forced.len());
-    window.follow(executor, state, |_, step| logits.push(step.to_vec()))?;
-    Ok(logits)
+    let reference = Contender::dense();
+    let running: Vec<&Contender> = std::iter::once(&reference).chain(sparse.iter().map(|i| &contenders[*i])).collect();
+    let prompts: Vec<Prompt<'_>> =
+        (windows.iter()).map(|window| Prompt { tokens: &window.context, new_tokens: window.forced.len() }).collect();
+    let mut windows = windows.to_vec();
+    let mut dense: Vec<Logits> = vec![Logits::new(); windows.len()];
+    let mut traffic = vec![Traffic::default(); contenders.len()];
+    device.run(&running, &prompts, progress, &mut |turn| {
+        let Turn { contender, prompt, running: request } = turn;
+        let (window, last) = (&mut windows[prompt], contender + 1 == running.len());
+        let mut logits = Logits::with_capacity(window.forced.len());
+        let note = |request: &Running<'_>| Ok(logits.push(request.logits()?));
+        match contender {
+            0 => {
+                if greedy {
+                    window.continue_greedily(request, note)?
+                } else {
+                    window.follow(request, note)?
+                };
+                dense[prompt] = logits;
+                for contender in (0..contenders.len()).filter(|index| !sparse.contains(index)) {
+                    each(Pair { contender, window, dense: &dense[prompt], own: &dense[prompt] });
+                }
+            }
+            _ => {
+                let contender = sparse[contender - 1];
+                traffic[contender] += window.follow(request, note)?;
+                each(Pair { contender, window, dense: &dense[prompt], own: &logits });
+            }
+        }
+        if last {
+            // Nobody else is compared with them.
+            dense[prompt] = Logits::new();
+        }
+        Ok(())
+    })?;
+    Ok(traffic)
 }
 
 /// Natural logarithms of the probabilities that logits stand for.

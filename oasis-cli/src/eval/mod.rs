@@ -2,11 +2,13 @@
 
 pub mod agreement;
 pub mod coverage;
+pub mod device;
 pub mod divergence;
 pub mod logits;
 pub mod meter;
 pub mod perplexity;
 pub mod recall;
+pub mod running;
 pub mod setting;
 pub mod statistics;
 pub mod tasks;

@@ -1,8 +1,10 @@
 //! Perplexity: how surprised a policy is by a text, beside dense decoding.
 
 use crate::error::CliResult;
+use crate::eval::device::{Device, Progress};
 use crate::eval::logits::{Pair, compare, log_probabilities};
-use crate::eval::setting::{Contender, Setting};
+use crate::eval::running::Traffic;
+use crate::eval::setting::Contender;
 use crate::eval::statistics::mean_of_steps;
 use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
@@ -32,18 +34,18 @@ pub struct Perplexity {
 /// Nats of the forced tokens of one window after its first step: how unlikely they were.
 type Nats = Vec<f64>;
 
-/// Measures every contender along `windows`; `progress` hears of each window.
+/// Measures every contender along `windows`; `progress` hears of each window of each.
 ///
 /// # Errors
 /// When a contender's settings are wrong or a request fails.
 pub fn measure(
-    setting: &Setting<'_>,
+    device: &Device<'_>,
     contenders: &[Contender],
     windows: &[Window],
-    progress: impl FnMut(usize),
+    progress: &mut Progress<'_>,
 ) -> CliResult<Vec<Perplexity>> {
     let mut of_contenders: Vec<Vec<(Nats, Nats)>> = vec![Vec::new(); contenders.len()];
-    let bytes = compare(setting, contenders, windows, false, progress, |pair| {
+    let traffic = compare(device, contenders, windows, false, progress, |pair| {
         let Pair { contender, window, dense, own } = pair;
         let nats = |logits: &Vec<Vec<f32>>| -> Nats {
             let steps = logits.iter().zip(&window.forced[1..]).skip(1);
@@ -51,13 +53,13 @@ pub fn measure(
         };
         of_contenders[contender].push((nats(own), nats(dense)));
     })?;
-    let rows = contenders.iter().zip(of_contenders).zip(bytes);
-    Ok(rows.map(|((contender, nats), bytes)| Perplexity::new(contender.name(), &nats, bytes)).collect())
+    let rows = contenders.iter().zip(of_contenders).zip(traffic);
+    Ok(rows.map(|((contender, nats), traffic)| Perplexity::new(contender.name(), &nats, traffic)).collect())
 }
 
 impl Perplexity {
     /// From a policy's and dense decoding's nats, window by window.
-    fn new(policy: &str, windows: &[(Nats, Nats)], link_bytes_per_step: f64) -> Self {
+    fn new(policy: &str, windows: &[(Nats, Nats)], traffic: Traffic) -> Self {
         let differences: Vec<Nats> = windows
             .iter()
             .map(|(own, dense)| own.iter().zip(dense).map(|(own, dense)| own - dense).collect())
@@ -71,7 +73,7 @@ impl Perplexity {
             ratio: ratio.mean.exp(),
             ratio_low: ratio.low.exp(),
             ratio_high: ratio.high.exp(),
-            link_bytes_per_step,
+            link_bytes_per_step: traffic.bytes_per_step(),
         }
     }
 }
@@ -103,7 +105,7 @@ mod tests {
     #[test]
     fn the_ratio_is_that_of_the_perplexities() {
         let windows = [(vec![2.0, 1.0, 3.0], vec![1.0, 1.0, 2.0]), (vec![0.5], vec![1.5])];
-        let row = Perplexity::new("x", &windows, 0.0);
+        let row = Perplexity::new("x", &windows, Traffic::default());
         assert_eq!(row.tokens, 4);
         assert!((row.perplexity - (6.5_f64 / 4.0).exp()).abs() < 1e-9, "{row:?}");
         assert!((row.ratio - row.perplexity / row.perplexity_dense).abs() < 1e-9, "{row:?}");

@@ -1,15 +1,15 @@
-//! Recall: exact match of greedy answers, policy by policy, over one prefill of each prompt.
+//! Recall: exact match of greedy answers, policy by policy.
 
 use crate::error::{CliError, CliResult};
-use crate::eval::setting::{Contender, Setting};
+use crate::eval::device::{Device, Progress, Prompt};
+use crate::eval::running::{Running, Traffic};
+use crate::eval::setting::Contender;
 use crate::eval::statistics::wilson;
 use crate::eval::tasks::Task;
 use crate::text::columns;
+use crate::tokens::ModelText;
 use oasis_core::config::Config;
-use oasis_core::executor::{DecodeRow, Executor};
-use oasis_core::ids::{RequestId, TokenId};
-use oasis_core::sampling::SamplingParams;
-use oasis_models::cpu::{CpuExecutor, PromptState};
+use oasis_core::ids::TokenId;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -65,73 +65,76 @@ impl Score {
     }
 }
 
-/// Runs all contenders over the prompts of one length; `progress` hears of each prompt.
+/// Runs all contenders over prompts, in any order of lengths; `progress` hears of each answer. Gives a score for each
+/// contender at each length, the shorter length first.
 ///
 /// # Errors
 /// When a contender's settings are wrong, a prompt is too long, or a request fails.
 pub fn measure(
-    setting: &Setting<'_>,
+    device: &Device<'_>,
     contenders: &[Contender],
     tasks: &[&Task],
-    mut progress: impl FnMut(usize),
+    progress: &mut Progress<'_>,
 ) -> CliResult<Vec<Score>> {
-    let mut executors = contenders
-        .iter()
-        .map(|contender| Ok((contender, contender.executor(setting)?, Score::default())))
-        .collect::<CliResult<Vec<_>>>()?;
-    for (done, task) in tasks.iter().enumerate() {
-        if crate::interrupt::requested() {
-            return Err(CliError::Interrupted);
-        }
-        let prompt = setting.text.encode_chat(None, task.question())?;
-        let answer: Vec<TokenId> = setting.text.encode(&task.answer)?;
-        let limit = setting.weights.spec().max_positions;
-        if prompt.len() + answer.len() + 1 > limit {
-            return Err(CliError::input(
-                format!(
-                    "task {}: expected a context within {limit} tokens, found {} with its answer",
-                    task.id,
-                    prompt.len() + answer.len() + 1
-                ),
-                "choose shorter tasks with --length",
-            ));
-        }
-        let state = PromptState::read(&setting.weights, &prompt, setting.prefill_chunk, &mut |_, _| ());
-        for (contender, executor, score) in &mut executors {
-            let right = answers(executor, &state, &answer, &setting.text.stop_tokens())?;
-            contender.name().clone_into(&mut score.policy);
-            score.length = task.length;
-            let (hits, all) = score.tasks.entry(task.task.clone()).or_default();
-            *hits += usize::from(right);
-            *all += 1;
-        }
-        progress(done + 1);
-    }
-    let scores = executors.into_iter().map(|(_, executor, mut score)| {
-        let stats = executor.stats();
+    let setting = device.setting();
+    let (stop, limit) = (setting.text.stop_tokens(), setting.max_context());
+    let questions =
+        tasks.iter().map(|task| Question::new(task, &setting.text, limit)).collect::<CliResult<Vec<_>>>()?;
+    let prompts: Vec<Prompt<'_>> = (questions.iter())
+        .map(|question| Prompt { tokens: &question.prompt, new_tokens: question.answer.len() + 1 })
+        .collect();
+    let mut scores: BTreeMap<(usize, usize), (Score, Traffic)> = BTreeMap::new();
+    device.run(&contenders.iter().collect::<Vec<_>>(), &prompts, progress, &mut |turn| {
+        let task = tasks[turn.prompt];
+        let (right, traffic) = answers(turn.running, &questions[turn.prompt].answer, &stop)?;
+        let (score, sum) = scores.entry((task.length, turn.contender)).or_default();
+        let (hits, all) = score.tasks.entry(task.task.clone()).or_default();
+        *hits += usize::from(right);
+        *all += 1;
+        *sum += traffic;
+        Ok(())
+    })?;
+    let scores = scores.into_iter().map(|((length, contender), (mut score, traffic))| {
+        contenders[contender].name().clone_into(&mut score.policy);
+        score.length = length;
         score.add_up();
-        score.link_bytes_per_step = stats.link_bytes as f64 / stats.steps.max(1) as f64;
+        score.link_bytes_per_step = traffic.bytes_per_step();
         score
     });
     Ok(scores.collect())
 }
 
+/// A task in tokens.
+struct Question {
+    prompt: Vec<TokenId>,
+    answer: Vec<TokenId>,
+}
+
+impl Question {
+    /// Refuses a task that is longer than `limit` tokens with its answer.
+    fn new(task: &Task, text: &ModelText<'_>, limit: usize) -> CliResult<Self> {
+        let (prompt, answer) = (text.encode_chat(None, task.question())?, text.encode(&task.answer)?);
+        let length = prompt.len() + answer.len() + 1;
+        if length > limit {
+            return Err(CliError::input(
+                format!("task {}: expected a context within {limit} tokens, found {length} with its answer", task.id),
+                "choose shorter tasks with --length",
+            ));
+        }
+        Ok(Self { prompt, answer })
+    }
+}
+
 /// Whether the greedy answer is `expected` and then ends.
-fn answers(executor: &mut CpuExecutor, state: &PromptState, expected: &[TokenId], stop: &[TokenId]) -> CliResult<bool> {
-    let request = RequestId(1);
-    let first = executor.resume(state, request, expected.len() + 1, SamplingParams::default())?;
-    let mut token = first;
-    let mut right = true;
+fn answers(mut running: Running<'_>, expected: &[TokenId], stop: &[TokenId]) -> CliResult<(bool, Traffic)> {
+    let mut token = running.first();
     for &wanted in expected {
         if token != wanted {
-            right = false;
-            break;
+            return Ok((false, running.end()));
         }
-        let next = executor.decode(&[DecodeRow { request, token }])?.remove(0);
-        token = next.map_err(|error| CliError::Failure(error.to_string()))?;
+        token = running.step(token)?;
     }
-    executor.release(request);
-    Ok(right && stop.contains(&token))
+    Ok((stop.contains(&token), running.end()))
 }
 
 /// The scores as tables, one a length.

@@ -1,14 +1,12 @@
-//! What is compared, and on which model.
+//! What is compared, and under which settings.
 
 use crate::args::GlobalArgs;
 use crate::assemble::{self, Model};
 use crate::error::CliResult;
 use crate::settings::resolve;
 use crate::tokens::ModelText;
-use oasis_core::config::{Layer, Resolved};
-use oasis_core::pipeline::Tracer;
-use oasis_models::cpu::{CpuExecutor, CpuModel, CpuOptions, Residency};
-use std::sync::Arc;
+use oasis_core::config::{ConfigError, DeviceKind, Layer, Resolved};
+use oasis_cuda::executor::CudaOptions;
 
 /// A policy under test: a name and the settings that make it.
 pub struct Contender {
@@ -30,17 +28,22 @@ impl Contender {
         contenders
     }
 
+    /// Dense decoding.
+    pub fn dense() -> Self {
+        Self { name: "dense".to_owned(), settings: vec!["kv.budget_blocks=all".to_owned()] }
+    }
+
     /// Dense decoding, the upper and the lower bound, and the policies between.
     fn defaults() -> Vec<Self> {
-        let rows: [(&str, &[&str]); 5] = [
-            ("dense", &["kv.budget_blocks=all"]),
-            ("exact + fetch-all", &["predictor.kind=exact", "selector.kind=fetch-all"]),
-            ("draft-query + capped-lru", &["predictor.kind=draft-query", "selector.kind=capped-lru"]),
-            ("last-query + capped-lru", &["predictor.kind=last-query", "selector.kind=capped-lru"]),
-            ("static", &["predictor.kind=last-query", "selector.kind=static"]),
+        let rows: [(&str, [&str; 2]); 4] = [
+            ("exact + fetch-all", ["predictor.kind=exact", "selector.kind=fetch-all"]),
+            ("draft-query + capped-lru", ["predictor.kind=draft-query", "selector.kind=capped-lru"]),
+            ("last-query + capped-lru", ["predictor.kind=last-query", "selector.kind=capped-lru"]),
+            ("static", ["predictor.kind=last-query", "selector.kind=static"]),
         ];
-        let owned = |settings: &[&str]| settings.iter().map(ToString::to_string).collect();
-        rows.into_iter().map(|(name, settings)| Self { name: name.to_owned(), settings: owned(settings) }).collect()
+        let sparse =
+            rows.map(|(name, settings)| Self { name: name.to_owned(), settings: settings.map(str::to_owned).to_vec() });
+        std::iter::once(Self::dense()).chain(sparse).collect()
     }
 
     /// What it is called in tables.
@@ -55,64 +58,67 @@ impl Contender {
     pub fn layers(&self) -> CliResult<Vec<Layer>> {
         self.settings.iter().map(|setting| Ok(Layer::assignment(setting, setting)?)).collect()
     }
-
-    /// An executor with its settings over those of `setting`.
-    ///
-    /// # Errors
-    /// When a setting is wrong.
-    pub fn executor(&self, setting: &Setting<'_>) -> CliResult<CpuExecutor> {
-        let layers = [setting.arguments.to_vec(), self.layers()?].concat();
-        let resolved = resolve(setting.global, layers)?;
-        let policies = assemble::build_policies(&resolved, setting.model)?;
-        assemble::start_executor(&resolved.config, setting.weights.clone(), policies, Tracer::default())
-    }
 }
 
 /// A model and the settings under every contender's own.
 pub struct Setting<'a> {
     /// Options of the command line, under every contender's own settings.
-    pub global: &'a GlobalArgs,
+    global: &'a GlobalArgs,
     /// Layers of the command's own arguments.
-    pub arguments: &'a [Layer],
+    arguments: &'a [Layer],
+    /// Both, over the defaults.
+    pub resolved: &'a Resolved,
     /// The opened model.
     pub model: &'a Model,
-    /// Its weights.
-    pub weights: Arc<CpuModel>,
     /// Its tokenizer and template.
     pub text: ModelText<'a>,
-    /// Tokens of one prefill chunk.
-    pub prefill_chunk: usize,
-    /// Sizes of executors.
-    pub options: CpuOptions,
 }
 
 impl<'a> Setting<'a> {
-    /// Reads the weights of `model`.
+    /// Reads no weights.
     ///
     /// # Errors
-    /// When they cannot be read, or the model has no tokenizer.
+    /// When the model has no tokenizer.
     pub fn new(
         global: &'a GlobalArgs,
         arguments: &'a [Layer],
-        resolved: &Resolved,
+        resolved: &'a Resolved,
         model: &'a Model,
     ) -> CliResult<Self> {
-        Ok(Self {
-            global,
-            arguments,
-            model,
-            weights: assemble::load_model(&resolved.config, model)?,
-            text: ModelText::new(&model.checkpoint)?,
-            prefill_chunk: resolved.config.prefill_chunk(),
-            options: assemble::cpu_options(&resolved.config),
-        })
+        Ok(Self { global, arguments, resolved, model, text: ModelText::new(&model.checkpoint)? })
     }
 
-    /// An executor that keeps every block.
+    /// The settings of a contender over these.
     ///
     /// # Errors
-    /// When the machine gives no threads.
-    pub fn dense(&self) -> CliResult<CpuExecutor> {
-        Ok(CpuExecutor::new(self.weights.clone(), Residency::Dense, self.options, Tracer::default())?)
+    /// When one is wrong, or names another device.
+    pub fn of(&self, contender: &Contender) -> CliResult<Resolved> {
+        let resolved = resolve(self.global, [self.arguments.to_vec(), contender.layers()?].concat())?;
+        let [ours, its] = [self.resolved, &resolved].map(|resolved| resolved.config.device.kind);
+        if ours != its {
+            let expected = format!("{ours}, on which all run that are compared");
+            let error = ConfigError::new("device.kind", expected, its).hint("choose the device with --set device.kind");
+            return Err(resolved.locate(error).into());
+        }
+        Ok(resolved)
+    }
+
+    /// The settings of a contender, and what of them a GPU runs.
+    ///
+    /// # Errors
+    /// When one is wrong, or asks for something that a GPU does not run.
+    pub fn cuda_options(&self, contender: &Contender) -> CliResult<(Resolved, CudaOptions)> {
+        let resolved = self.of(contender)?;
+        let options = assemble::cuda::options(&resolved, self.model.checkpoint.spec(), self.model.head.is_some())?;
+        Ok((resolved, options))
+    }
+
+    /// Longest context in tokens, prompt and answer together.
+    pub fn max_context(&self) -> usize {
+        let (device, positions) = (&self.resolved.config.device, self.model.checkpoint.spec().max_positions);
+        match device.max_context {
+            tokens if device.kind == DeviceKind::Cuda && tokens > 0 => tokens.min(positions),
+            _ => positions,
+        }
     }
 }

@@ -2,6 +2,8 @@
 
 use crate::args::GlobalArgs;
 use crate::assemble;
+use crate::eval::device::Device;
+use crate::eval::running::Running;
 use crate::eval::setting::{Contender, Setting};
 use crate::eval::window::Window;
 use crate::eval::{divergence, logits, perplexity};
@@ -10,13 +12,14 @@ use oasis_core::config::Layer;
 use oasis_core::ids::TokenId;
 use std::path::Path;
 
-/// Runs `f` on the embedded model with `settings`.
-fn on_oasis_tiny(settings: &[&str], f: impl FnOnce(&Setting<'_>)) {
+/// Runs `f` with the embedded model on the device that `settings` name.
+fn on_oasis_tiny<T>(settings: &[&str], f: impl FnOnce(&Device<'_>) -> T) -> T {
     let (global, layers) = (GlobalArgs::default(), settings.iter().map(|s| Layer::assignment(s, s).unwrap()));
     let layers: Vec<Layer> = layers.collect();
     let resolved = resolve(&global, layers.clone()).unwrap();
     let model = assemble::open_model(&resolved.config).unwrap();
-    f(&Setting::new(&global, &layers, &resolved, &model).unwrap());
+    let setting = Setting::new(&global, &layers, &resolved, &model).unwrap();
+    f(&Device::load(&setting, &[]).unwrap())
 }
 
 fn contender(text: &str) -> Contender {
@@ -24,19 +27,19 @@ fn contender(text: &str) -> Contender {
 }
 
 /// Two windows of prose, 300 tokens of context each.
-fn windows(setting: &Setting<'_>) -> Vec<Window> {
+fn windows(device: &Device<'_>) -> Vec<Window> {
     let verse = "And he said, I will not do it, if I find thirty there; and the king went into the city by night. ";
-    Window::cut(&setting.text.encode(&verse.repeat(40)).unwrap(), 300, 24, 2).unwrap()
+    Window::cut(&device.setting().text.encode(&verse.repeat(40)).unwrap(), 300, 24, 2).unwrap()
 }
 
 #[test]
 fn a_budget_of_all_blocks_is_dense_decoding_and_a_small_one_is_not() {
-    on_oasis_tiny(&[], |setting| {
-        let windows = windows(setting);
+    on_oasis_tiny(&[], |device| {
+        let windows = windows(device);
         let contenders = ["kv.budget_blocks=1000", "kv.budget_blocks=2,predictor.kind=random", "kv.budget_blocks=all"];
         let contenders = contenders.map(contender);
-        let perplexities = perplexity::measure(setting, &contenders, &windows, |_| ()).unwrap();
-        let divergences = divergence::measure(setting, &contenders, &windows, |_| ()).unwrap();
+        let perplexities = perplexity::measure(device, &contenders, &windows, &mut |_, _| ()).unwrap();
+        let divergences = divergence::measure(device, &contenders, &windows, &mut |_, _| ()).unwrap();
         for index in [0, 2] {
             let (perplexity, divergence) = (&perplexities[index], &divergences[index]);
             assert_eq!(perplexity.perplexity.to_bits(), perplexity.perplexity_dense.to_bits(), "{perplexity:?}");
@@ -54,16 +57,21 @@ fn a_budget_of_all_blocks_is_dense_decoding_and_a_small_one_is_not() {
 /// Where the greedy answers of a policy, decoded by itself, leave dense decoding's is what `divergence` reports.
 #[test]
 fn the_first_difference_is_where_free_answers_part() {
-    on_oasis_tiny(&["kv.budget_blocks=2", "predictor.kind=random"], |setting| {
-        let windows = windows(setting);
+    on_oasis_tiny(&["kv.budget_blocks=2", "predictor.kind=random"], |device| {
+        let windows = windows(device);
+        let Device::Cpu(cpu) = device else { panic!("expected the CPU") };
         let configured = Contender::choose(true, &[]);
-        let report = divergence::measure(setting, &configured, &windows, |_| ()).unwrap().remove(0);
-        let (mut dense, mut sparse) = (setting.dense().unwrap(), configured[0].executor(setting).unwrap());
+        let report = divergence::measure(device, &configured, &windows, &mut |_, _| ()).unwrap().remove(0);
+        let [mut dense, mut sparse] = [&Contender::dense(), &configured[0]].map(|policy| cpu.executor(policy).unwrap());
         for (window, reported) in windows.iter().zip(&report.first_difference) {
-            let state = oasis_models::cpu::PromptState::read(&setting.weights, &window.context, 512, &mut |_, _| ());
-            let [mut one, mut other] = [window.clone(), window.clone()];
-            one.continue_greedily(&mut dense, &state).unwrap();
-            other.continue_greedily(&mut sparse, &state).unwrap();
+            let state = cpu.read(&window.context);
+            let continued = |executor| {
+                let mut window = window.clone();
+                let running = Running::resume(executor, &state, window.forced.len()).unwrap();
+                window.continue_greedily(running, |_| Ok(())).unwrap();
+                window
+            };
+            let (one, other) = (continued(&mut dense), continued(&mut sparse));
             let parted = one.forced.iter().zip(&other.forced).position(|(a, b)| a != b).map(|index| index + 1);
             assert_eq!(*reported, parted);
         }
@@ -100,9 +108,9 @@ fn perplexity_is_that_of_the_reference_logits() {
     let nats = (1..forced.len() - 1).map(|i| -logits::log_probabilities(rows[i])[forced[i + 1].index()]);
     let expected = (nats.sum::<f64>() / (forced.len() - 2) as f64).exp();
 
-    on_oasis_tiny(&[], |setting| {
+    on_oasis_tiny(&[], |device| {
         let window = Window { context: context.to_vec(), forced: forced.to_vec() };
-        let dense = perplexity::measure(setting, &[contender("kv.budget_blocks=all")], &[window], |_| ()).unwrap();
+        let dense = perplexity::measure(device, &[Contender::dense()], &[window], &mut |_, _| ()).unwrap();
         let found = dense[0].perplexity;
         assert_eq!(dense[0].tokens, 30);
         assert!((found / expected - 1.0).abs() < 1e-3, "expected {expected}, found {found}");

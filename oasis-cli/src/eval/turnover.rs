@@ -1,14 +1,16 @@
 //! Turnover: how much of a choice of blocks is new from one step to the next, layer by layer.
 
 use crate::error::{CliError, CliResult};
+use crate::eval::device::{Cpu, Progress};
 use crate::eval::meter::{Chooser, share};
+use crate::eval::running::Running;
 use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
 use oasis_core::executor::Executor;
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId};
 use oasis_core::pipeline::LayerDone;
 use oasis_core::policy::Aggregate;
-use oasis_models::cpu::{CpuExecutor, CpuModel, LayerView, PromptState, StepObserver};
+use oasis_models::cpu::{CpuExecutor, LayerView, StepObserver};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -133,12 +135,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// When a request fails.
 pub fn measure(
     executor: &mut CpuExecutor,
-    model: &CpuModel,
+    cpu: &Cpu<'_>,
     windows: &[Window],
     budget: usize,
     aggregate: Aggregate,
-    prefill_chunk: usize,
-    mut progress: impl FnMut(usize),
+    progress: &mut Progress<'_>,
 ) -> CliResult<Turnover> {
     let geometry = executor.info().geometry;
     let chooser = Chooser::of(executor, budget, aggregate);
@@ -148,9 +149,9 @@ pub fn measure(
         if crate::interrupt::requested() {
             return Err(CliError::Interrupted);
         }
-        let state = PromptState::read(model, &window.context, prefill_chunk, &mut |_, _| ());
-        window.follow(executor, &state, |_, _| ())?;
-        progress(index + 1);
+        let state = cpu.read(&window.context);
+        window.follow(Running::resume(executor, &state, window.forced.len())?, |_| Ok(()))?;
+        progress(index + 1, windows.len());
     }
     executor.set_observer(None);
     let layers: Vec<[f64; 3]> =

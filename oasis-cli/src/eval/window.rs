@@ -1,10 +1,8 @@
 //! Contexts and the tokens that are decoded after them.
 
 use crate::error::{CliError, CliResult};
-use oasis_core::executor::{DecodeRow, Executor};
-use oasis_core::ids::{RequestId, TokenId};
-use oasis_core::sampling::SamplingParams;
-use oasis_models::cpu::{CpuExecutor, PromptState};
+use crate::eval::running::{Running, Traffic};
+use oasis_core::ids::TokenId;
 
 /// A context and the tokens that follow it; the normal token is forced along them.
 #[derive(Debug, Clone)]
@@ -45,43 +43,38 @@ impl Window {
             .collect())
     }
 
-    /// Replaces the forced tokens by the model's own greedy continuation of the context, whose `state` it is.
+    /// Replaces the forced tokens by the model's own greedy continuation of the context, which `running` has read. `seen`
+    /// is shown the request after every step, as in [`follow`](Self::follow).
     ///
     /// # Errors
-    /// When the request fails.
-    pub fn continue_greedily(&mut self, dense: &mut CpuExecutor, state: &PromptState) -> CliResult {
-        let request = RequestId(1);
-        let mut token = dense.resume(state, request, self.forced.len(), SamplingParams::default())?;
-        for index in 0..self.forced.len() {
-            self.forced[index] = token;
-            if index + 1 < self.forced.len() {
-                let next = dense.decode(&[DecodeRow { request, token }])?.remove(0);
-                token = next.map_err(|error| CliError::Failure(error.to_string()))?;
-            }
+    /// When the request or `seen` fails.
+    pub fn continue_greedily(
+        &mut self,
+        mut running: Running<'_>,
+        mut seen: impl FnMut(&Running<'_>) -> CliResult,
+    ) -> CliResult<Traffic> {
+        self.forced[0] = running.first();
+        for index in 1..self.forced.len() {
+            self.forced[index] = running.step(self.forced[index - 1])?;
+            seen(&running)?;
         }
-        dense.release(request);
-        Ok(())
+        Ok(running.end())
     }
 
-    /// Decodes the forced tokens. `seen` receives the number of the step, from 0, and its logits, `[vocab]`, which are for
-    /// the forced token after it.
+    /// Decodes the forced tokens after the context, which `running` has read. `seen` is shown the request after every
+    /// step: its logits are for the forced token after the one that ran.
     ///
     /// # Errors
-    /// When the request fails.
+    /// When the request or `seen` fails.
     pub fn follow(
         &self,
-        executor: &mut CpuExecutor,
-        state: &PromptState,
-        mut seen: impl FnMut(usize, &[f32]),
-    ) -> CliResult {
-        let request = RequestId(1);
-        executor.resume(state, request, self.forced.len(), SamplingParams::default())?;
-        for (index, &token) in self.forced[..self.forced.len() - 1].iter().enumerate() {
-            let decoded = executor.decode(&[DecodeRow { request, token }])?.remove(0);
-            decoded.map_err(|error| CliError::Failure(error.to_string()))?;
-            seen(index, executor.logits(request).unwrap_or_default());
+        mut running: Running<'_>,
+        mut seen: impl FnMut(&Running<'_>) -> CliResult,
+    ) -> CliResult<Traffic> {
+        for &token in &self.forced[..self.forced.len() - 1] {
+            running.step(token)?;
+            seen(&running)?;
         }
-        executor.release(request);
-        Ok(())
+        Ok(running.end())
     }
 }

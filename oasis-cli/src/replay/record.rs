@@ -1,12 +1,14 @@
 //! Recording: what a run wants at every step.
 
 use crate::error::{CliError, CliResult};
+use crate::eval::device::{Cpu, Progress};
+use crate::eval::running::Running;
 use crate::eval::window::Window;
 use crate::replay::recording::{Counts, Member, Recording, Request, Selection};
 use oasis_core::executor::Executor;
 use oasis_core::ids::KvHead;
 use oasis_core::pipeline::LayerDone;
-use oasis_models::cpu::{CpuExecutor, CpuModel, PromptState, StepObserver};
+use oasis_models::cpu::{CpuExecutor, StepObserver};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -58,11 +60,10 @@ impl StepObserver for Recorder {
 /// When a request fails, or Ctrl-C ends the run.
 pub fn record(
     executor: &mut CpuExecutor,
-    model: &CpuModel,
+    cpu: &Cpu<'_>,
     windows: &[Window],
-    prefill_chunk: usize,
     config: String,
-    mut progress: impl FnMut(usize),
+    progress: &mut Progress<'_>,
 ) -> CliResult<Recording> {
     let recorded = Arc::new(Mutex::new(Recorded::default()));
     executor.set_observer(Some(Box::new(Recorder(recorded.clone()))));
@@ -72,9 +73,9 @@ pub fn record(
             return Err(CliError::Interrupted);
         }
         recorded.lock().unwrap_or_else(PoisonError::into_inner).request = number(index);
-        let state = PromptState::read(model, &window.context, prefill_chunk, &mut |_, _| ());
-        window.follow(executor, &state, |_, _| ())?;
-        progress(index + 1);
+        let state = cpu.read(&window.context);
+        window.follow(Running::resume(executor, &state, window.forced.len())?, |_| Ok(()))?;
+        progress(index + 1, windows.len());
     }
     executor.set_observer(None);
     let info = executor.info();

@@ -2,6 +2,7 @@
 
 use crate::args::GlobalArgs;
 use crate::assemble;
+use crate::eval::device::Cpu;
 use crate::eval::setting::Setting;
 use crate::eval::window::Window;
 use crate::replay::link::LinkClock;
@@ -29,11 +30,14 @@ fn live(settings: &[&str]) -> (Recording, ExecutorStats, Resolved) {
     let windows = Window::cut(&setting.text.encode(&text.repeat(50)).unwrap(), 300, 40, 2).unwrap();
     assert_eq!(windows.len(), 2);
     let policies = assemble::build_policies(&resolved, &model).unwrap();
+    let cpu = Cpu::load(&setting).unwrap();
     let mut executor =
-        assemble::start_executor(&resolved.config, setting.weights.clone(), policies, Tracer::default()).unwrap();
-    let config = resolved.to_toml();
-    let recording = record(&mut executor, &setting.weights, &windows, 512, config, |_| ()).unwrap();
-    (recording, executor.stats(), resolved)
+        assemble::start_executor(&resolved.config, cpu.weights.clone(), policies, Tracer::default()).unwrap();
+    let recording = record(&mut executor, &cpu, &windows, resolved.to_toml(), &mut |_, _| ()).unwrap();
+    let stats = executor.stats();
+    drop(cpu);
+    drop(setting);
+    (recording, stats, resolved)
 }
 
 fn selector(resolved: &Resolved) -> Box<dyn Selector> {

@@ -4,6 +4,8 @@ use super::CudaExecutor;
 use super::request::Phase;
 use crate::device::DeviceError;
 use crate::layout::BLOCK_TOKENS;
+use anyhow::Context;
+use oasis_core::executor::Logits;
 use oasis_core::ids::RequestId;
 
 /// What a layer's selection of one request worked on and what it left.
@@ -56,5 +58,11 @@ impl CudaExecutor {
             last_selected: pairs.map(|p| sets.last_selected.read_at(p * slots, slots)).collect::<Result<_, _>>()?,
             step: self.parts.memory.step.read()?[0],
         }))
+    }
+}
+
+impl Logits for CudaExecutor {
+    fn last_logits(&self, request: RequestId) -> anyhow::Result<Vec<f32>> {
+        self.logits(request)?.with_context(|| format!("request {request}: expected one that has logits, found none"))
     }
 }

@@ -9,7 +9,8 @@ use crate::cpu::request::Request;
 use crate::sampling::Sampler;
 use anyhow::Context;
 use oasis_core::executor::{
-    Admission, DecodeRow, Executor, ExecutorInfo, ExecutorStats, PrefillProgress, RequestError, Sequence, TooSmall,
+    Admission, DecodeRow, Executor, ExecutorInfo, ExecutorStats, Logits, PrefillProgress, RequestError, Sequence,
+    TooSmall,
 };
 use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{LayerId, RequestId, Step, TokenId};
@@ -505,5 +506,12 @@ impl Executor for CpuExecutor {
             store: self.sparse.as_ref().map(|s| s.store.usage()).unwrap_or_default(),
             pipeline: self.sparse.as_ref().map(|s| s.pipeline.metrics()),
         }
+    }
+}
+
+impl Logits for CpuExecutor {
+    fn last_logits(&self, request: RequestId) -> anyhow::Result<Vec<f32>> {
+        let logits = self.logits(request).filter(|logits| !logits.is_empty());
+        Ok(logits.with_context(|| format!("request {request}: expected one that has logits, found none"))?.to_vec())
     }
 }

@@ -5,19 +5,18 @@ pub mod arguments;
 use crate::args::{GlobalArgs, ModelArgs};
 use crate::assemble;
 use crate::error::CliResult;
-use crate::eval::setting::Setting;
+use crate::eval::device::{Cpu, Device};
+use crate::eval::setting::{Contender, Setting};
 use crate::eval::tasks::{self, Task};
 use crate::eval::window::Window;
 use crate::eval::{agreement, coverage, divergence, perplexity, recall, turnover};
 use crate::progress::Progress;
 use crate::settings::resolve;
-use crate::tokens::ModelText;
 use arguments::{ContenderArgs, WindowArgs, choose};
 use clap::{Args, Subcommand, ValueEnum};
 use oasis_core::config::{Budget, ConfigError, Layer, Resolved};
 use oasis_core::pipeline::Tracer;
 use oasis_core::policy::Aggregate;
-use oasis_models::cpu::PromptState;
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
@@ -129,19 +128,25 @@ pub fn run(args: &EvalArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResu
     crate::interrupt::catch();
     match &args.measure {
         Measure::Recall(args) => run_recall(args, global, out),
-        Measure::Perplexity(args) => args.run(global, "predicting", out, |policies, bar| {
-            let rows = perplexity::measure(policies.setting, policies.contenders, policies.windows, bar)?;
-            Ok((perplexity::render(&rows, policies.windows, policies.budget), rows))
+        Measure::Perplexity(args) => args.run(global, None, out, |policies| {
+            let Policies { setting, contenders, windows, budget } = policies;
+            let device = Device::load(setting, contenders)?;
+            let rows = perplexity::measure(&device, contenders, windows, &mut bar("predicting"))?;
+            Ok((perplexity::render(&rows, windows, budget), rows))
         }),
-        Measure::Divergence(args) => args.run(global, "answering", out, |policies, bar| {
-            let rows = divergence::measure(policies.setting, policies.contenders, policies.windows, bar)?;
-            Ok((divergence::render(&rows, policies.windows, policies.budget), rows))
+        Measure::Divergence(args) => args.run(global, None, out, |policies| {
+            let Policies { setting, contenders, windows, budget } = policies;
+            let device = Device::load(setting, contenders)?;
+            let rows = divergence::measure(&device, contenders, windows, &mut bar("answering"))?;
+            Ok((divergence::render(&rows, windows, budget), rows))
         }),
         Measure::Agreement(args) => run_agreement(args, global, out),
         Measure::Turnover(args) => run_turnover(args, global, out),
-        Measure::Coverage(args) => args.run(global, "decoding", out, |policies, bar| {
-            let rows = coverage::measure(policies.setting, policies.contenders, policies.windows, bar)?;
-            Ok((coverage::render(&rows, policies.windows, policies.budget), rows))
+        Measure::Coverage(args) => args.run(global, Some("eval coverage"), out, |policies| {
+            let Policies { setting, contenders, windows, budget } = policies;
+            let cpu = Cpu::load(setting)?;
+            let rows = coverage::measure(&cpu, contenders, windows, &mut bar("decoding"))?;
+            Ok((coverage::render(&rows, windows, budget), rows))
         }),
     }
 }
@@ -153,58 +158,60 @@ fn run_recall(args: &RecallArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
     let tasks = tasks::read(args.tasks.as_deref())?;
     let lengths = choose("--length", &args.length, tasks.iter().map(|task| task.length))?;
     let kinds = choose("--task", &args.task, tasks.iter().map(|task| task.task.clone()))?;
+    let pairs = lengths.iter().flat_map(|length| kinds.iter().map(move |kind| (*length, kind)));
+    let chosen: Vec<&Task> = pairs
+        .flat_map(|(length, kind)| {
+            let of_kind = tasks.iter().filter(move |task| task.length == length && task.task == *kind);
+            of_kind.take(args.per.unwrap_or(usize::MAX))
+        })
+        .collect();
     let model = assemble::open_model(&resolved.config)?;
     let setting = Setting::new(global, &arguments, &resolved, &model)?;
     let contenders = args.contenders.contenders();
-
-    let mut scores = Vec::new();
-    for &length in &lengths {
-        let of_length: Vec<&Task> = (kinds.iter())
-            .flat_map(|kind| {
-                let of_kind = tasks.iter().filter(move |task| task.length == length && task.task == *kind);
-                of_kind.take(args.per.unwrap_or(usize::MAX))
-            })
-            .collect();
-        let bar = Progress::parts("answering");
-        let total = of_length.len() as u64;
-        scores.extend(recall::measure(&setting, &contenders, &of_length, |done| bar.set(done as u64, total))?);
-    }
+    let device = Device::load(&setting, &contenders)?;
+    let scores = recall::measure(&device, &contenders, &chosen, &mut bar("answering"))?;
     print(&scores, || recall::render(&scores, &resolved.config), args.json, out)
+}
+
+/// A bar that moves with a measurement and is gone after it.
+fn bar(doing: &str) -> impl FnMut(usize, usize) + use<> {
+    let bar = Progress::parts(doing);
+    move |done, total| bar.set(done as u64, total as u64)
 }
 
 /// What policies are measured on.
 struct Policies<'a> {
     setting: &'a Setting<'a>,
-    contenders: &'a [crate::eval::setting::Contender],
+    contenders: &'a [Contender],
     windows: &'a [Window],
     /// K, in words.
     budget: &'a str,
 }
 
 impl PolicyArgs {
-    /// Measures, while a bar counts windows, and prints the table or its rows.
+    /// Measures and prints the table or its rows; `shows_layers` names a command that looks into the layers of a step.
     fn run<T: Serialize>(
         &self,
         global: &GlobalArgs,
-        doing: &str,
+        shows_layers: Option<&str>,
         out: &mut dyn Write,
-        measure: impl FnOnce(&Policies<'_>, &mut dyn FnMut(usize)) -> CliResult<(String, T)>,
+        measure: impl FnOnce(Policies<'_>) -> CliResult<(String, T)>,
     ) -> CliResult {
         let arguments = self.model.layers()?;
         let resolved = resolve(global, arguments.clone())?;
+        if let Some(command) = shows_layers {
+            assemble::check_shows_layers(&resolved, command)?;
+        }
         assemble::check_device(&resolved.config)?;
         let model = assemble::open_model(&resolved.config)?;
         let setting = Setting::new(global, &arguments, &resolved, &model)?;
-        let windows = self.windows.read(&setting.text, model.checkpoint.spec().max_positions)?;
-        let policies = Policies {
+        let windows = self.windows.read(&setting.text, setting.max_context())?;
+        let (table, rows) = measure(Policies {
             setting: &setting,
             contenders: &self.contenders.contenders(),
             windows: &windows,
             budget: &resolved.config.kv.budget_blocks.to_string(),
-        };
-        let bar = Progress::parts(doing);
-        let (table, rows) = measure(&policies, &mut |done| bar.set(done as u64, windows.len() as u64))?;
-        bar.clear();
+        })?;
         print(&rows, || table, self.json, out)
     }
 }
@@ -217,49 +224,35 @@ fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write)
         layers.push(Layer::assignment(setting, setting)?);
     }
     let resolved = resolve(global, layers.clone())?;
-    assemble::check_device(&resolved.config)?;
+    assemble::check_shows_layers(&resolved, "eval agreement")?;
     let budget = budget(&resolved)?;
     let model = assemble::open_model(&resolved.config)?;
-    let text = ModelText::new(&model.checkpoint)?;
-    let mut windows = args.windows.read(&text, model.checkpoint.spec().max_positions)?;
-    let policies = assemble::build_policies(&resolved, &model)?;
     let setting = Setting::new(global, &layers, &resolved, &model)?;
-    let weights = &setting.weights;
-    let mut executor = assemble::start_executor(&resolved.config, weights.clone(), policies, Tracer::default())?;
+    let mut windows = args.windows.read(&setting.text, setting.max_context())?;
+    let policies = assemble::build_policies(&resolved, &model)?;
+    let cpu = Cpu::load(&setting)?;
+    let mut executor = assemble::start_executor(&resolved.config, cpu.weights.clone(), policies, Tracer::default())?;
     if *greedy {
-        let mut dense = setting.dense()?;
-        for window in &mut windows {
-            let state = PromptState::read(weights, &window.context, setting.prefill_chunk, &mut |_, _| ());
-            window.continue_greedily(&mut dense, &state)?;
-        }
+        cpu.continue_greedily(&mut windows)?;
     }
-    let bar = Progress::parts("decoding");
-    let total = windows.len() as u64;
     let join = args.aggregate.into();
-    let report = agreement::measure(&mut executor, weights, &windows, budget, join, setting.prefill_chunk, |done| {
-        bar.set(done as u64, total);
-    })?;
-    bar.clear();
+    let report = agreement::measure(&mut executor, &cpu, &windows, budget, join, &mut bar("decoding"))?;
     print(&report, || agreement::render(&report), args.json, out)
 }
 
 fn run_turnover(args: &ChoiceArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
-    let resolved = resolve(global, args.model.layers()?)?;
-    assemble::check_device(&resolved.config)?;
+    let arguments = args.model.layers()?;
+    let resolved = resolve(global, arguments.clone())?;
+    assemble::check_shows_layers(&resolved, "eval turnover")?;
     let budget = budget(&resolved)?;
     let model = assemble::open_model(&resolved.config)?;
-    let text = ModelText::new(&model.checkpoint)?;
-    let windows = args.windows.read(&text, model.checkpoint.spec().max_positions)?;
+    let setting = Setting::new(global, &arguments, &resolved, &model)?;
+    let windows = args.windows.read(&setting.text, setting.max_context())?;
     let policies = assemble::build_policies(&resolved, &model)?;
-    let weights = assemble::load_model(&resolved.config, &model)?;
-    let mut executor = assemble::start_executor(&resolved.config, weights.clone(), policies, Tracer::default())?;
-    let bar = Progress::parts("decoding");
-    let total = windows.len() as u64;
-    let (join, chunk) = (args.aggregate.into(), resolved.config.prefill_chunk());
-    let report = turnover::measure(&mut executor, &weights, &windows, budget, join, chunk, |done| {
-        bar.set(done as u64, total);
-    })?;
-    bar.clear();
+    let cpu = Cpu::load(&setting)?;
+    let mut executor = assemble::start_executor(&resolved.config, cpu.weights.clone(), policies, Tracer::default())?;
+    let join = args.aggregate.into();
+    let report = turnover::measure(&mut executor, &cpu, &windows, budget, join, &mut bar("decoding"))?;
     print(&report, || turnover::render(&report), args.json, out)
 }
 

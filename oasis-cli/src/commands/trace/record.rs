@@ -4,6 +4,7 @@ use crate::args::{GlobalArgs, ModelArgs};
 use crate::assemble;
 use crate::commands::eval::arguments::WindowArgs;
 use crate::error::CliResult;
+use crate::eval::device::Cpu;
 use crate::eval::setting::Setting;
 use crate::progress::Progress;
 use crate::replay;
@@ -12,7 +13,6 @@ use crate::text::{grouped, size};
 use clap::Args;
 use oasis_core::config::{Budget, ConfigError};
 use oasis_core::pipeline::Tracer;
-use oasis_models::cpu::PromptState;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -39,29 +39,23 @@ pub fn run(args: &RecordArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRe
     crate::interrupt::catch();
     let arguments = args.model.layers()?;
     let resolved = resolve(global, arguments.clone())?;
-    assemble::check_device(&resolved.config)?;
+    assemble::check_shows_layers(&resolved, "trace record")?;
     if resolved.config.kv.budget_blocks == Budget::All {
         let error = ConfigError::new("kv.budget_blocks", "a number of blocks: selections are recorded", "all");
         return Err(resolved.locate(error).into());
     }
     let model = assemble::open_model(&resolved.config)?;
     let setting = Setting::new(global, &arguments, &resolved, &model)?;
-    let mut windows = args.windows.read(&setting.text, model.checkpoint.spec().max_positions)?;
-    if args.greedy {
-        let mut dense = setting.dense()?;
-        for window in &mut windows {
-            let state = PromptState::read(&setting.weights, &window.context, setting.prefill_chunk, &mut |_, _| ());
-            window.continue_greedily(&mut dense, &state)?;
-        }
-    }
+    let mut windows = args.windows.read(&setting.text, setting.max_context())?;
     let policies = assemble::build_policies(&resolved, &model)?;
-    let mut executor =
-        assemble::start_executor(&resolved.config, setting.weights.clone(), policies, Tracer::default())?;
+    let cpu = Cpu::load(&setting)?;
+    if args.greedy {
+        cpu.continue_greedily(&mut windows)?;
+    }
+    let mut executor = assemble::start_executor(&resolved.config, cpu.weights.clone(), policies, Tracer::default())?;
     let bar = Progress::parts("decoding");
-    let (total, config) = (windows.len() as u64, resolved.to_toml());
-    let recording = replay::record(&mut executor, &setting.weights, &windows, setting.prefill_chunk, config, |done| {
-        bar.set(done as u64, total);
-    })?;
+    let progress = &mut |done, total| bar.set(done as u64, total as u64);
+    let recording = replay::record(&mut executor, &cpu, &windows, resolved.to_toml(), progress)?;
     bar.clear();
     let bytes = recording.write(&args.output)?;
     writeln!(
