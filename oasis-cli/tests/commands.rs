@@ -178,12 +178,36 @@ fn check_refuses_what_does_not_fit_together() {
 #[test]
 fn cuda_is_refused_with_the_reason() {
     let folder = tempdir().unwrap();
-    for command in [&["check"][..], &["run", "hello"]] {
+    let evals = [&["eval", "recall"][..], &["eval", "perplexity"], &["eval", "divergence"]];
+    for command in [&["check"][..], &["run", "hello"]].into_iter().chain(evals) {
         let (code, out, err) =
             outcome(oasis(folder.path()).args(command).args(["--set", "device.kind=cuda"]).output().unwrap());
         assert_eq!((code, out.as_str()), (2, ""));
         assert!(err.starts_with("error: CUDA was asked for (device.kind = \"cuda\"): expected "), "{err}");
         assert!(err.contains("\n  hint: "), "{err}");
+    }
+}
+
+#[test]
+fn what_looks_into_layers_asks_for_the_cpu() {
+    let folder = tempdir().unwrap();
+    let commands = [
+        ("eval agreement", &[][..]),
+        ("eval turnover", &[]),
+        ("eval coverage", &[]),
+        ("trace record", &["--output", "selections"]),
+    ];
+    for (command, arguments) in commands {
+        // Before any model is opened.
+        let settings = ["--set", "device.kind=cuda", "--set", "model.path=/no/such/model"];
+        let words: Vec<&str> = command.split(' ').chain(settings).chain(arguments.iter().copied()).collect();
+        let (code, out, err) = run(folder.path(), &words);
+        assert_eq!((code, out.as_str()), (2, ""), "{command}: {err}");
+        let expected = format!(
+            "error: device.kind: expected cpu, as {command} looks into the layers of a step, which no other device \
+             shows, found cuda (from --set device.kind=cuda)\n  hint: --set device.kind=cpu\n"
+        );
+        assert_eq!(err, expected);
     }
 }
 
