@@ -158,7 +158,7 @@ impl<'a> Cpu<'a> {
 /// A GPU: one contender at a time has its memory, and reads for itself.
 pub struct Cuda<'a> {
     setting: &'a Setting<'a>,
-    weights: Loaded,
+    weights: Box<Loaded>,
 }
 
 impl<'a> Cuda<'a> {
@@ -167,7 +167,8 @@ impl<'a> Cuda<'a> {
         for contender in contenders {
             setting.cuda_options(contender).map_err(|error| error.of(contender.name()))?;
         }
-        Ok(Self { setting, weights: assemble::load_weights(&setting.resolved.config, setting.model)? })
+        let weights = assemble::load_weights(&setting.resolved.config, setting.model)?;
+        Ok(Self { setting, weights: Box::new(weights) })
     }
 
     /// An executor of a contender for one request of at most `longest` tokens.

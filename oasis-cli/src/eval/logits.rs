@@ -55,7 +55,10 @@ pub fn compare(
         let Turn { contender, prompt, running: request } = turn;
         let (window, last) = (&mut windows[prompt], contender + 1 == running.len());
         let mut logits = Logits::with_capacity(window.forced.len());
-        let note = |request: &Running<'_>| Ok(logits.push(request.logits()?));
+        let note = |request: &Running<'_>| {
+            logits.push(request.logits()?);
+            Ok(())
+        };
         match contender {
             0 => {
                 if greedy {

@@ -34,10 +34,7 @@ fn live(settings: &[&str]) -> (Recording, ExecutorStats, Resolved) {
     let mut executor =
         assemble::start_executor(&resolved.config, cpu.weights.clone(), policies, Tracer::default()).unwrap();
     let recording = record(&mut executor, &cpu, &windows, resolved.to_toml(), &mut |_, _| ()).unwrap();
-    let stats = executor.stats();
-    drop(cpu);
-    drop(setting);
-    (recording, stats, resolved)
+    (recording, executor.stats(), resolved)
 }
 
 fn selector(resolved: &Resolved) -> Box<dyn Selector> {
