@@ -205,7 +205,7 @@ fn what_looks_into_layers_asks_for_the_cpu() {
         assert_eq!((code, out.as_str()), (2, ""), "{command}: {err}");
         let expected = format!(
             "error: device.kind: expected cpu, as {command} looks into the layers of a step, which no other device \
-             shows, found cuda (from --set device.kind=cuda)\n  hint: --set device.kind=cpu\n"
+             shows, found cuda (from argument --set device.kind=cuda)\n  hint: --set device.kind=cpu\n"
         );
         assert_eq!(err, expected);
     }

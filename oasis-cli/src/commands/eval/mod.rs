@@ -36,11 +36,11 @@ enum Measure {
     Perplexity(PolicyArgs),
     /// First token at which greedy answers leave dense decoding's, and distance of the logits
     Divergence(PolicyArgs),
-    /// Share of the next step's own top-K that the draft query predicts, layer by layer
+    /// Share of the next step's own top-K that the draft query predicts, layer by layer (CPU)
     Agreement(AgreementArgs),
-    /// Share of the top-K that is new from one step to the next, layer by layer
+    /// Share of the top-K that is new from one step to the next, layer by layer (CPU)
     Turnover(ChoiceArgs),
-    /// Share of dense attention's weight that lies on what is resident, policy by policy
+    /// Share of dense attention's weight on what is resident, policy by policy (CPU)
     Coverage(PolicyArgs),
 }
 
