@@ -2,7 +2,7 @@
 // One warp a CTA drives a ring of bulk copies; no register holds data. A few CTAs with a deep ring fill an idle link;
 // beside kernels that keep the device memory busy, more CTAs with shallow rings disturb those less.
 //
-// -D HEAD_DIM=64|128 STAGES=n (at most 32) STORES=n of them that may still be draining
+// -D HEAD_DIM=64|128 STAGES=n (at most 32) STORES=n of them that may still be draining TIMED=0|1
 #include "copy.cuh"
 #include "layout.cuh"
 #include "transfer.cuh"
@@ -10,6 +10,7 @@
 struct Params {
     CopyList* list;
     const EntryCopy* copies;  // `from` 0 is nothing to do
+    LinkStamps* stamps;       // where TIMED: null for copies that do not cross the link
 };
 
 static_assert(STORES >= 1 && STORES < STAGES && STAGES <= 32, "a ring of 2 to 32 entries");
@@ -24,6 +25,8 @@ extern "C" __global__ void __launch_bounds__(32) gather_entries(const __grid_con
         barrier_init_fence();
     }
     const u32 total = *reinterpret_cast<volatile u32*>(&p.list->count);
+    const bool timed = TIMED && lane == 0 && total > 0 && p.stamps != nullptr;
+    if (timed && blockIdx.x == 0) p.stamps->began = device_time();
     const i32 begin = (i32)((u64)total * blockIdx.x / gridDim.x);
     const i32 n = (i32)((u64)total * (blockIdx.x + 1) / gridDim.x) - begin;
 
@@ -68,5 +71,9 @@ extern "C" __global__ void __launch_bounds__(32) gather_entries(const __grid_con
     if (atomicAdd(&p.list->finished, 1u) == gridDim.x - 1) {
         p.list->count = 0;
         p.list->finished = 0;
+        if (timed) {
+            p.stamps->ended = device_time();
+            p.stamps->entries = total;
+        }
     }
 }

@@ -7,7 +7,8 @@
 // - the `cap` best misses take the slots of the first victims: free ones by slot, then by the policy's key. Where the
 //   policy has `gains`, misses are admitted for free slots and from then on up to the first one without a gain.
 //
-// -D SELECTOR="file" HEAD_DIM=64|128 THREADS=256..1024 ITEMS=n, at most THREADS * ITEMS blocks
+// -D SELECTOR="file" HEAD_DIM=64|128 THREADS=256..1024 ITEMS=n, at most THREADS * ITEMS blocks; FOLLOWS_LINK=0|1: the cap
+// is a value in memory, which follows the link
 #include "layout.cuh"
 #include "optional.cuh"
 #include "transfer.cuh"
@@ -35,6 +36,8 @@ struct Params {
     const u32* step;        // [1] this step, counted from 1
     i32 kv_heads, stride, slots, cap;
     i32 sinks, recent;      // first and last blocks that are kept, at most `slots` each
+    const u32* link_cap;    // [1] where FOLLOWS_LINK: takes the place of `cap`
+    LinkStamps* stamps;     // where FOLLOWS_LINK: null for selections that do not count
 };
 
 // Scores of one head's blocks as they are ranked: those of kept blocks are infinite, and no other is.
@@ -365,6 +368,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) select_blocks(const __grid
     const i32 own_block = t < p.slots ? p.slot_block[(u64)pair * p.slots + t] : -1;
     const u32 own_last = t < p.slots ? p.last_selected[(u64)pair * p.slots + t] : 0;
     const u64 host = __ldg(p.host + request);
+    const i32 cap = FOLLOWS_LINK ? (i32)__ldg(p.link_cap) : p.cap;
+    if (FOLLOWS_LINK && pair == 0 && t == 0 && p.stamps != nullptr) p.stamps->selected = device_time();
     const i32 n = (position + 1) / kBlock, completed = (position + 1) % kBlock == 0 ? n - 1 : -1;
     if (n == 0) return;
 
@@ -395,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) select_blocks(const __grid
     __syncthreads();
 
     const i32 candidates = s.misses, places = s.victims;
-    i32 pairs = min(min(candidates, places), fill ? p.slots : p.cap);
+    i32 pairs = min(min(candidates, places), fill ? p.slots : cap);
     if (kGains && t == 0) s.limit = pairs;
     if constexpr (kGains) __syncthreads();
     if (pairs > 0) {

@@ -7,6 +7,20 @@ struct EntryCopy {
     u64 from, to;
 };
 
+// What a layer's kernels tell the host of the link, in mapped host memory, where the cap of selections follows it. Times
+// are nanoseconds of the device's clock.
+struct LinkStamps {
+    u64 selected;      // a selection began
+    u64 began, ended;  // a gather that carried something
+    u64 entries;       // how much; the host sets it back to 0
+};
+
+DEVICE u64 device_time() {
+    u64 nanoseconds;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(nanoseconds));
+    return nanoseconds;
+}
+
 // Header of a list; `EntryCopy`s follow in an array of their own.
 struct CopyList {
     u32 count;     // copies waiting; the gather sets it back to 0

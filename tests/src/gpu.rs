@@ -1,7 +1,7 @@
 //! Executors on a GPU, and how what they say is compared with a reference.
 
 use crate::models;
-use oasis_core::config::{Layer, Resolved};
+use oasis_core::config::{Config, Layer, Resolved};
 use oasis_core::engine::{Engine, Event};
 use oasis_core::executor::{DecodeRow, Executor, Logits};
 use oasis_core::geometry::HeadShape;
@@ -121,13 +121,17 @@ impl Setup {
         Self { budget: Some(budget), settings, ..Self::dense(max_batch, max_context) }
     }
 
+    fn config(&self) -> Config {
+        let layers: Vec<Layer> = self.settings.iter().map(|s| Layer::assignment("--set", s).unwrap()).collect();
+        Resolved::new(&layers).unwrap().config
+    }
+
     /// What the executor is told.
     ///
     /// # Panics
     /// When a setting is wrong.
     pub fn options(&self, spec: &DecoderSpec) -> CudaOptions {
-        let layers: Vec<Layer> = self.settings.iter().map(|s| Layer::assignment("--set", s).unwrap()).collect();
-        let config = Resolved::new(&layers).unwrap().config;
+        let config = self.config();
         let shape = HeadShape { group: spec.q_heads / spec.kv_heads, head_dim: spec.head_dim, block_tokens: 16 };
         let residency = match self.budget {
             None => Residency::Dense,
@@ -143,6 +147,7 @@ impl Setup {
                     summary_bytes: summarizer.device_bytes(shape),
                     summarizer: Some(summarizer.device_code().expect("a summarizer with device code")),
                     selector: Some(selector.device_code().expect("a selector with device code")),
+                    follows_link: selector.cap_by_link(budget_blocks, 1, None).is_some(),
                     copy_engine: false,
                     gather: GatherOptions::default(),
                     host: HostOptions { capacity: self.host, alias: None },
@@ -168,7 +173,8 @@ impl Setup {
     /// # Panics
     /// When the device refuses.
     pub fn start(&self, device: &Device, model: &Twin) -> CudaExecutor {
-        start(device, model, self.options(&model.spec)).unwrap()
+        let parts = HostParts { selector: Some(self.config().selector.build().unwrap()), ..HostParts::default() };
+        start_with(device, model, self.options(&model.spec), parts).unwrap()
     }
 }
 

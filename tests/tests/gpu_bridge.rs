@@ -57,6 +57,7 @@ fn on_device(policies: SparseParts, cap: usize) -> (SparseOptions, HostPolicies)
         summarizer: summarizer.device_code(),
         summary_bytes: summarizer.device_bytes(shape),
         selector: selector.device_code(),
+        follows_link: selector.cap_by_link(BUDGET, 1, None).is_some(),
         gather: GatherOptions::default(),
         copy_engine: false,
         host: HostOptions { capacity: 1 << 30, alias: None },
@@ -103,7 +104,7 @@ fn start_gpu(device: &Device, sparse: SparseOptions, policies: HostPolicies) -> 
     };
     let plan = CudaExecutor::plan(device, spec, head.as_ref().map(|head| &head.spec), &options).unwrap();
     let model = DeviceModel::upload(device, spec, &weights, head.as_ref(), options.max_context).unwrap();
-    let parts = HostParts { policies: Some(policies), store: None };
+    let parts = HostParts { policies: Some(policies), ..HostParts::default() };
     CudaExecutor::with_host_parts(device, model, plan, options, parts, &|_, _| ()).unwrap()
 }
 

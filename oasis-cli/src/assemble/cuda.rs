@@ -127,6 +127,7 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
         summary_bytes: summarizer.device_bytes(head_shape(spec)),
         summarizer: summarizer.device_code(),
         selector: selector.device_code(),
+        follows_link: selector.cap_by_link(budget, 1, None).is_some(),
         gather,
         copy_engine,
         host: HostOptions { capacity: capacity.unwrap_or(0), alias: None },
@@ -216,6 +217,7 @@ pub fn bridge_notice(sparse: &SparseOptions, bridge: Bridge) -> String {
         (sparse.summarizer.is_none(), "the summarizer has no device code"),
         (sparse.ranking.is_none(), "the predictor does not rank by score"),
         (sparse.selector.is_none(), "the selector has no device code"),
+        (sparse.follows_link && sparse.copy_engine, "the selector's cap follows a link that the host drives"),
     ];
     let why: Vec<&str> = lacks.into_iter().filter_map(|(lacks, why)| lacks.then_some(why)).collect();
     let what = match bridge {
@@ -267,6 +269,10 @@ pub fn start_over(
         if let Some(bridge) = sparse.bridge() {
             tracing::warn!("{}", bridge_notice(sparse, bridge));
             parts.policies = Some(host_policies(config, weights.spec())?);
+        }
+        if sparse.follows_link && sparse.bridge().is_none() {
+            let failure = |error| CliError::from(spec_error(Role::Selector, error));
+            parts.selector = Some(config.selector.build().map_err(failure)?);
         }
         if let Some(DeviceLink::Gather { ctas, depth }) = config.transport.device_link() {
             let (head_dim, ctas) = (weights.spec().head_dim, ctas.map(|ctas| ctas as u32));

@@ -48,6 +48,13 @@ pub trait Selector: Send {
     /// Adds this step's admissions to `plan`, which arrives empty, shaped for the batch.
     fn plan(&mut self, batch: &SelectBatch<'_>, plan: &mut TransferPlan);
 
+    /// The cap of one step, at most [`cap`](Selector::cap), for a working set of `budget` slots and `heads` KV heads of the
+    /// whole batch together, where it follows the link. A device that selects by itself asks for it once a step, where
+    /// [`plan`](Selector::plan) hears of the link in every layer. `None`, whatever the arguments, where the cap is constant.
+    fn cap_by_link(&self, _budget: usize, _heads: usize, _link: Option<LinkRate>) -> Option<usize> {
+        None
+    }
+
     /// Device code with the same order of victims and admissions, where the policy brings it.
     fn device_code(&self) -> Option<DeviceCode> {
         None

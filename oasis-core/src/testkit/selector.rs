@@ -9,8 +9,9 @@ use std::time::Duration;
 
 /// Checks the obligations of [`Selector`] on random working sets and rankings: at most C admissions a head, each a
 /// wanted block that is not resident, none twice, each in a slot of its own that is free or holds an unwanted block;
-/// the same arguments, the speed of the link among them, give the same plan. K runs from 1 to above the number of blocks; rankings may be empty, shorter
-/// than K and full of ties.
+/// the same arguments, the speed of the link among them, give the same plan. A cap that follows the link never exceeds C,
+/// is there with and without a measurement, and admits what the plan does. K runs from 1 to above the number of blocks;
+/// rankings may be empty, shorter than K and full of ties.
 ///
 /// # Panics
 /// When an obligation is broken.
@@ -20,6 +21,12 @@ pub fn conforms(spec: &dyn SelectorSpec) {
         let mut selector = build(spec);
         let plan = case.plan(&mut *selector);
         let cap = selector.cap(case.slots).min(case.slots);
+        let cap_now = |link| selector.cap_by_link(case.slots, case.have.len() * case.want.kv_heads(), link);
+        assert_eq!(cap_now(case.link).is_some(), cap_now(None).is_some(), "a cap follows the link always or never");
+        let cap = cap_now(case.link).map_or(cap, |now| {
+            assert!(now <= cap, "expected a cap of at most {cap}, found {now}");
+            now
+        });
         for (index, have) in case.have.iter().enumerate() {
             plan.check(index, &case.want, have, cap).unwrap_or_else(|error| panic!("{error}"));
             for head in (0..have.kv_heads()).map(KvHead::from) {

@@ -4,11 +4,12 @@ use crate::rig::{Outcome, Rig, name, poisoned};
 use crate::summaries::Form;
 use oasis_cuda::device::{DeviceBuffer, PinnedBuffer};
 use oasis_cuda::executor::GatherOptions;
-use oasis_cuda::kernels::{CopyList, EntryCopy, Gather, GatherParams};
+use oasis_cuda::kernels::{CopyList, EntryCopy, Gather, GatherParams, LinkStamps};
 use oasis_cuda::layout::entry_bytes;
 use oasis_cuda::measure::Ceilings;
 use oasis_cuda::measure::kernels::{GatherBeside, Heads, KernelBench};
 use oasis_policies::summarizers::Quest;
+use std::time::Instant;
 
 /// Entries on the host, slots on the device and a list of copies between them.
 struct Batch {
@@ -48,7 +49,7 @@ impl Batch {
     }
 
     fn params(&self) -> GatherParams {
-        GatherParams { list: self.list.address(), copies: self.copies.address() }
+        GatherParams::new(self.list.address(), self.copies.address())
     }
 
     /// The slots as they should be after the copies.
@@ -65,7 +66,7 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
     for head_dim in [64, 128] {
         let entry = entry_bytes(head_dim);
         for (stages, stores) in [(16, 8), (10, 5), (2, 1), (24, 8)] {
-            let shape = Gather { head_dim, stages, stores };
+            let shape = Gather { head_dim, stages, stores, timed: false };
             let kernel = rig.device.load(&rig.compiler, &shape)?;
             for (ctas, copies) in [(1, 0), (3, 1), (1, 100), (4, 771), (48, 771)] {
                 let mut batch = Batch::new(rig, entry, 500, 1000, copies)?;
@@ -78,6 +79,35 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
                 batch.list.fill(0)?;
             }
         }
+        check_timed(rig, head_dim)?;
+    }
+    Ok(())
+}
+
+/// A timed gather copies the same and says how long it took: as long as its launch does, at most.
+fn check_timed(rig: &mut Rig, head_dim: usize) -> Outcome<()> {
+    let entry = entry_bytes(head_dim);
+    let kernel = rig.device.load(&rig.compiler, &Gather { head_dim, stages: 16, stores: 8, timed: true })?;
+    for (ctas, copies) in [(3, 0), (1, 100), (4, 771)] {
+        let batch = Batch::new(rig, entry, 500, 1000, copies)?;
+        let shared = rig.device.pinned(size_of::<LinkStamps>(), &|_| ())?;
+        let params = GatherParams { stamps: shared.address(), ..batch.params() };
+        rig.stream.synchronize()?;
+        let launched = Instant::now();
+        // SAFETY: list and copies name memory of the batch, the stamps are pinned; all of it stays until the reads below.
+        unsafe { kernel.launch(&rig.stream, (ctas, 1), &params)? };
+        rig.stream.synchronize()?;
+        let took = launched.elapsed();
+        let slots = batch.slots.read()?;
+        let what = format!("d {head_dim}, timed, x {ctas}, {copies} copies");
+        rig.same(name::<Gather>(&what), &slots, &batch.expected(entry));
+        let stamps: LinkStamps = bytemuck::pod_read_unaligned(shared.as_slice());
+        let nanos = u128::from(stamps.ended.saturating_sub(stamps.began));
+        let is_right = match copies {
+            0 => stamps == LinkStamps::default(),
+            _ => stamps.entries == copies as u64 && (1..=took.as_nanos()).contains(&nanos),
+        };
+        rig.same(name::<Gather>(&format!("{what}: {nanos} of {} ns", took.as_nanos())), &[is_right], &[true]);
     }
     Ok(())
 }

@@ -2,13 +2,14 @@
 
 use crate::rig::{Outcome, Rig, name, poisoned, selector};
 use oasis_core::ids::{BlockId, KvHead, LayerId, SlotId, Step};
-use oasis_core::policy::{Kept, SelectBatch, SelectRequest, Selector, SelectorSpec};
+use oasis_core::policy::{Kept, LinkRate, SelectBatch, SelectRequest, Selector, SelectorSpec};
 use oasis_core::working_set::{Admission, Ranking, TransferPlan, WorkingSet, top_k};
 use oasis_cuda::device::DeviceBuffer;
-use oasis_cuda::kernels::{Address, CopyList, EntryCopy, Select, SelectParams};
+use oasis_cuda::kernels::{Address, CopyList, EntryCopy, LinkStamps, Select, SelectParams};
 use oasis_cuda::layout::entry_bytes;
 use oasis_cuda::measure::kernels::{Heads, KernelBench};
-use oasis_policies::selectors::{CappedLru, Hysteresis, Lfu};
+use oasis_policies::selectors::{AdaptiveCap, CappedLru, Hysteresis, Lfu};
+use std::time::Duration;
 
 const HEAD_DIM: usize = 128;
 const STEPS: u32 = 12;
@@ -33,6 +34,8 @@ struct Batch {
     list: DeviceBuffer<CopyList>,
     copies: DeviceBuffer<EntryCopy>,
     step: DeviceBuffer<u32>,
+    link_cap: DeviceBuffer<u32>,
+    stamps: DeviceBuffer<LinkStamps>,
 }
 
 impl Batch {
@@ -54,6 +57,8 @@ impl Batch {
             list: rig.device.zeros(1)?,
             copies: rig.device.zeros(requests * kv_heads * (shape.slots + 2))?,
             step: rig.device.zeros(1)?,
+            link_cap: rig.device.zeros(1)?,
+            stamps: rig.device.zeros(1)?,
         })
     }
 
@@ -76,6 +81,8 @@ impl Batch {
             cap: self.cap as i32,
             sinks: self.kept.sinks as i32,
             recent: self.kept.recent as i32,
+            link_cap: self.link_cap.address(),
+            stamps: self.stamps.address(),
         }
     }
 }
@@ -92,7 +99,13 @@ struct Oracle {
 
 impl Oracle {
     /// Selects for one step; gives the copies that it takes.
-    fn select(&mut self, scores: &[f32], completed: Option<usize>, step: Step) -> Vec<EntryCopy> {
+    fn select(
+        &mut self,
+        scores: &[f32],
+        completed: Option<usize>,
+        step: Step,
+        link: Option<LinkRate>,
+    ) -> Vec<EntryCopy> {
         let head = KvHead(0);
         let mut want = Ranking::new(1, 1);
         let mut scores = scores.to_vec();
@@ -122,7 +135,7 @@ impl Oracle {
         }
         let mut plan = TransferPlan::new(1, 1);
         let requests = [SelectRequest { have: &self.set }];
-        self.selector.plan(&SelectBatch { layer: LayerId(0), want: &want, requests: &requests, link: None }, &mut plan);
+        self.selector.plan(&SelectBatch { layer: LayerId(0), want: &want, requests: &requests, link }, &mut plan);
         admissions.extend(plan.head(0, head));
         plan.head(0, head).iter().for_each(|admission| self.set.place(head, *admission, step));
 
@@ -162,7 +175,9 @@ fn check_run(rig: &mut Rig, spec: &dyn SelectorSpec, kept: Kept, slots: usize, b
     assert_eq!(ENTRY, entry_bytes(HEAD_DIM));
     let (requests, kv_heads) = (4, 2);
     let cap = spec.build()?.cap(slots);
+    let follows_link = spec.build()?.cap_by_link(slots, 1, None).is_some();
     let shape = Select::for_blocks(HEAD_DIM, slots, blocks + 2, selector(spec)?).ok_or("too many blocks")?;
+    let shape = Select { follows_link, ..shape };
     let kernel = rig.device.load(&rig.compiler, &shape)?;
     let mut batch = Batch::new(rig, shape, requests, kv_heads, blocks + 2, cap)?;
     batch.kept = kept;
@@ -174,10 +189,16 @@ fn check_run(rig: &mut Rig, spec: &dyn SelectorSpec, kept: Kept, slots: usize, b
     // Padding, one that completes a block at once, one that does soon, one that has fewer blocks than slots.
     let mut positions = [-1, blocks as i32 * 16 - 1, blocks as i32 * 16 + 12, slots.min(blocks) as i32 * 8 + 13];
     let (mut different_slots, mut different_steps, mut different_copies) = (0, 0, 0);
+    let (mut unstamped, mut last_stamp) = (0, 0);
     for step in 1..=STEPS {
         batch.position.write(&positions)?;
         batch.step.write(&[step])?;
         batch.list.fill(0)?;
+        // An entry takes longer from step to step.
+        let link = LinkRate { entry: Duration::from_micros(step.into()), interval: Duration::from_micros(200) };
+        let link = follows_link.then_some(link);
+        // The link is shared by all heads, of which the oracle has one at a time.
+        batch.link_cap.write(&[spec.build()?.cap_by_link(slots, 1, link).unwrap_or(0) as u32])?;
         let all = scores(rig, requests * kv_heads * batch.stride);
         batch.scores.write(&all)?;
         // SAFETY: the buffers have the sizes that the shape asks for; the kernel only computes with the other addresses.
@@ -191,7 +212,8 @@ fn check_run(rig: &mut Rig, spec: &dyn SelectorSpec, kept: Kept, slots: usize, b
             let complete = ((position + 1) / 16) as usize;
             if complete > 0 {
                 let completed = ((position + 1) % 16 == 0).then(|| complete - 1);
-                want.extend(oracle.select(&all[pair * batch.stride..][..complete], completed, Step(step.into())));
+                let scores = &all[pair * batch.stride..][..complete];
+                want.extend(oracle.select(scores, completed, Step(step.into()), link));
             }
             let have = oracle.set.head(KvHead(0));
             for slot in 0..slots {
@@ -205,12 +227,15 @@ fn check_run(rig: &mut Rig, spec: &dyn SelectorSpec, kept: Kept, slots: usize, b
         got.sort_by_key(order);
         want.sort_by_key(order);
         different_copies += usize::from(got != want);
+        let selected = batch.stamps.read()?[0].selected;
+        unstamped += usize::from(follows_link != (selected > last_stamp));
+        last_stamp = selected;
         positions.iter_mut().filter(|position| **position >= 0).for_each(|position| *position += 1);
     }
     let Kept { sinks, recent } = kept;
     let what = format!("{}, {slots} slots, {blocks} blocks, cap {cap}, kept {sinks} {recent}", shape.selector.name);
-    let got = [different_slots, different_steps, different_copies];
-    rig.same(name::<Select>(&format!("{what}: slots, steps, copies")), &got, &[0, 0, 0]);
+    let got = [different_slots, different_steps, different_copies, unstamped];
+    rig.same(name::<Select>(&format!("{what}: slots, steps, copies, stamps")), &got, &[0; 4]);
     Ok(())
 }
 
@@ -239,6 +264,8 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
         for _ in 0..3 {
             check_run(rig, lru, none, slots, blocks)?;
         }
+        let adaptive = AdaptiveCap { min_ratio: fetch_ratio / 4.0, max_ratio: fetch_ratio, load: 0.5 };
+        check_run(rig, &adaptive, none, slots, blocks)?;
         for spec in [lru, lfu, &hysteresis[2]] {
             for (sinks, recent) in KEPT {
                 let kept = Kept { sinks: sinks.min(slots), recent: recent.min(slots) };

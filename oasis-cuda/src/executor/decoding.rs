@@ -9,7 +9,7 @@ use super::{CudaExecutor, StepGraph};
 use crate::device::{DeviceError, Range};
 use crate::kernels::StepInput;
 use oasis_core::executor::{DecodeRow, RequestError};
-use oasis_core::ids::{RequestId, TokenId};
+use oasis_core::ids::{RequestId, Step, TokenId};
 use std::time::Instant;
 
 impl CudaExecutor {
@@ -32,6 +32,10 @@ impl CudaExecutor {
             let positions = self.parts.memory.shared.inputs().iter().map(|input| input.position);
             side.borrow_mut().begin(positions.enumerate().filter(|(_, position)| *position >= 0));
         }
+        if let Some(link) = &self.parts.link_follower {
+            let rows = self.parts.memory.shared.inputs().iter().filter(|input| input.position >= 0).count();
+            link.borrow_mut().begin(rows);
+        }
         let key = (bucket, self.parts.memory.shared.filters(0, bucket));
         if self.parts.options.mode == StepMode::Graph && !self.graphs.contains_key(&key) {
             let graph = self.capture(bucket)?;
@@ -46,6 +50,9 @@ impl CudaExecutor {
         }
         self.transfers_left = self.parts.rotation() < self.parts.layers();
         self.parts.streams.foreground.synchronize()?;
+        if let Some(link) = &self.parts.link_follower {
+            link.borrow_mut().end(Step(self.steps));
+        }
         let marks = self.graphs.get(&key).map_or(&marks, |step| &step.marks);
         timeline::record(&self.tracer, marks, self.steps, launched)
     }

@@ -7,6 +7,7 @@ use crate::layout::BLOCK_TOKENS;
 use anyhow::Context;
 use oasis_core::executor::Logits;
 use oasis_core::ids::RequestId;
+use oasis_core::policy::LinkRate;
 
 /// What a layer's selection of one request worked on and what it left.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,6 +39,11 @@ impl CudaExecutor {
             _ => memory.activations.logits.read_at(request.row * vocab, vocab),
         }
         .map(Some)
+    }
+
+    /// The cap of the last step and how fast the link has been since the start, where the cap follows it.
+    pub fn link_cap(&self) -> Option<(usize, Option<LinkRate>)> {
+        self.parts.link_follower.as_ref().map(|link| link.borrow().last())
     }
 
     /// The state of a layer's selection after a request's last decode step; `None` in dense decoding and before it.

@@ -42,6 +42,7 @@ use crate::model::DeviceModel;
 use copy_engine::list_landing;
 use host::HostPool;
 use host_side::HostSide;
+use link::LinkFollower;
 use memory::{MOST_ROWS, Memory};
 use mixture::ExpertShape;
 use oasis_core::executor::{
@@ -51,6 +52,7 @@ use oasis_core::geometry::{KvFootprint, KvGeometry};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::memory::KvStore;
 use oasis_core::pipeline::Tracer;
+use oasis_core::policy::Selector;
 use parts::{BesideDecode, Events, Parts, Streams};
 use plan::Extent;
 use programs::Programs;
@@ -76,6 +78,8 @@ pub struct HostParts {
     pub policies: Option<HostPolicies>,
     /// The store of [`SparseOptions::through_store`].
     pub store: Option<Arc<dyn KvStore>>,
+    /// The selector of [`SparseOptions::follows_link`], where the device selects.
+    pub selector: Option<Box<dyn Selector>>,
 }
 
 /// Runs a decoder on a GPU, with the KV cache outside its memory.
@@ -186,7 +190,7 @@ impl CudaExecutor {
         let memory = Memory::new(device, &spec, head.as_ref(), experts, &options, &plan)?;
         let geometry = plan::geometry(&spec);
         let (mut host, mut budget_blocks, mut cap) = (None, None, 0);
-        let (mut host_side, mut landing, mut store_link) = (None, None, None);
+        let (mut host_side, mut landing, mut store_link, mut link_follower) = (None, None, None, None);
         if let Residency::Sparse(sparse) = &options.residency {
             if let Some(bridge) = sparse.bridge() {
                 let policies = host_parts.policies.ok_or_else(|| {
@@ -195,6 +199,14 @@ impl CudaExecutor {
                 })?;
                 let sizes = (geometry, extent, plan.requests);
                 host_side = Some(RefCell::new(HostSide::new(device, policies, sparse, bridge, sizes)?));
+            }
+            if sparse.follows_link && sparse.bridge().is_none() {
+                let selector = host_parts.selector.ok_or_else(|| {
+                    let problem = "expected the selector, whose cap follows the link; found none";
+                    DeviceError::new("starting an executor", problem)
+                })?;
+                let (caps, sizes) = ((extent.slots, sparse.cap), (spec.layers, spec.kv_heads));
+                link_follower = Some(RefCell::new(LinkFollower::new(device, selector, caps, sizes)?));
             }
             if sparse.copy_engine {
                 let copies = plan.requests * geometry.kv_heads * (extent.slots + 2);
@@ -260,6 +272,7 @@ impl CudaExecutor {
             events,
             marks: RefCell::new(None),
             host_side,
+            link_follower,
             list_landing: landing,
             store_link,
         };

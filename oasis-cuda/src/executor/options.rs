@@ -31,6 +31,9 @@ pub struct SparseOptions {
     pub summary_bytes: usize,
     /// Device code of the selector; `None` for one that the host runs.
     pub selector: Option<DeviceCode>,
+    /// The selector's cap follows the link ([`Selector::cap_by_link`](oasis_core::policy::Selector::cap_by_link)): the
+    /// selector itself is among the [`HostParts`](super::HostParts), and says each step's cap.
+    pub follows_link: bool,
     /// How admitted blocks cross the link.
     pub gather: GatherOptions,
     /// Copies are queued one by one by the host, for the copy engine, instead of carried out by the gather.
@@ -59,6 +62,8 @@ impl SparseOptions {
         match (ranks, self.selector) {
             (false, _) => Some(Bridge::Prediction),
             (true, None) => Some(Bridge::Selection),
+            // Where the host carries entries, the host knows how fast.
+            (true, Some(_)) if self.follows_link && (self.copy_engine || self.through_store) => Some(Bridge::Selection),
             (true, Some(_)) => None,
         }
     }
@@ -193,6 +198,7 @@ mod tests {
             summarizer: Some(CODE),
             summary_bytes: 256,
             selector: Some(CODE),
+            follows_link: false,
             gather: GatherOptions::default(),
             copy_engine: false,
             host: HostOptions { capacity: 0, alias: None },
@@ -210,6 +216,9 @@ mod tests {
         assert_eq!(without_selector.bridge(), Some(Bridge::Selection));
         let without_summarizer = SparseOptions { summarizer: None, ..by_summaries.clone() };
         assert_eq!((without_summarizer.bridge(), without_summarizer.device_summary()), (Some(Bridge::Prediction), 0));
+        let adaptive = SparseOptions { follows_link: true, ..by_summaries.clone() };
+        assert_eq!(adaptive.bridge(), None);
+        assert_eq!(SparseOptions { copy_engine: true, ..adaptive }.bridge(), Some(Bridge::Selection));
         let without_ranking = SparseOptions { ranking: None, ..by_summaries };
         assert_eq!((without_ranking.bridge(), without_ranking.device_summary()), (Some(Bridge::Prediction), 0));
     }

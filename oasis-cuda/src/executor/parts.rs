@@ -2,6 +2,7 @@
 
 use super::host::HostPool;
 use super::host_side::HostSide;
+use super::link::LinkFollower;
 use super::memory::{Memory, SparseMemory};
 use super::options::CudaOptions;
 use super::plan::{Extent, MemoryPlan};
@@ -93,6 +94,8 @@ pub(super) struct Parts {
     pub marks: RefCell<Option<Vec<Mark>>>,
     /// What runs policies without device code.
     pub host_side: Option<RefCell<HostSide>>,
+    /// What sets the cap of selections on the device, where it follows the link.
+    pub link_follower: Option<RefCell<LinkFollower>>,
     /// What brings entries from a store that the device does not address.
     pub store_link: Option<RefCell<StoreLink>>,
     /// Where lists of copies are read back to, for the copy engine.

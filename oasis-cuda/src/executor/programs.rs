@@ -97,15 +97,19 @@ impl Programs {
                     .hint("lower device.max_context")
                 };
                 let select = match (sparse.bridge(), sparse.selector) {
-                    (None, Some(code)) => Some(Select::for_blocks(head_dim, slots, blocks, code).ok_or_else(too_long)?),
+                    (None, Some(code)) => {
+                        let shape = Select::for_blocks(head_dim, slots, blocks, code).ok_or_else(too_long)?;
+                        Some(Select { follows_link: sparse.follows_link, ..shape })
+                    }
                     _ => None,
                 };
+                let timed = select.is_some_and(|select| select.follows_link);
                 let super::options::GatherOptions { stages, stores, .. } = sparse.gather;
                 Some(SparsePrograms {
                     scan: scan.map(|scan| device.load(compiler, &scan)).transpose()?,
                     hash: hash.map(|hash| device.load(compiler, &hash)).transpose()?,
                     select: select.map(|select| device.load(compiler, &select)).transpose()?,
-                    gather: device.load(compiler, &Gather { head_dim, stages, stores })?,
+                    gather: device.load(compiler, &Gather { head_dim, stages, stores, timed })?,
                     full: device.load(compiler, &Attention { head_dim, group, queries, paged: true, stages: 2 })?,
                 })
             }

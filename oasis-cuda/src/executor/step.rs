@@ -9,7 +9,7 @@
 //!   step, so that no step ends with a transfer that nothing hides.
 
 use super::memory::{Activations, LayerSets, ScheduleArrays, SparseMemory};
-use super::options::{Residency, SparseOptions};
+use super::options::Residency;
 use super::parts::{Parts, Work};
 use super::programs::{LayerPrograms, SparsePrograms};
 use super::sampling::Choice;
@@ -102,6 +102,7 @@ pub(super) struct KvPlace {
 impl Parts {
     /// Queues a whole step.
     pub fn queue_step(&self, scope: Scope) -> Result<(), DeviceError> {
+        self.queue_link_cap(&self.streams.foreground)?;
         self.queue_schedule(scope)?;
         let rotation = self.rotation();
         if let (Scope::Batch(_), Some((sparse, programs))) = (scope, self.sparse())
@@ -112,7 +113,7 @@ impl Parts {
                 Some(_) => self.begin_transfers(sparse)?,
                 None => {
                     for layer in rotation..self.layers() {
-                        self.gather(programs, layer, &self.streams.transfer)?;
+                        self.gather(programs, layer, &self.streams.transfer, self.stamps(layer))?;
                         self.streams.transfer.record(&self.events.transferred[layer])?;
                     }
                 }
@@ -168,7 +169,8 @@ impl Parts {
             let stream = &self.streams.foreground;
             return (0..self.layers()).try_for_each(|layer| self.complete_transfer(sparse, programs, layer, stream));
         }
-        (self.rotation()..self.layers()).try_for_each(|layer| self.gather(programs, layer, &self.streams.foreground))
+        let stream = &self.streams.foreground;
+        (self.rotation()..self.layers()).try_for_each(|layer| self.gather(programs, layer, stream, self.stamps(layer)))
     }
 
     /// Brings a layer's full KV back from the host.
@@ -273,14 +275,15 @@ impl Parts {
                         self.scan(stages, work.stream)?;
                         attend()?;
                         self.select(stages, work.stream)?;
-                        self.gather(programs, index, work.stream)?;
+                        // What fills a first working set does not cross the link.
+                        self.gather(programs, index, work.stream, Address::NONE)?;
                     }
                     (false, Some(QuerySource::Exact)) => {
                         self.scan(stages, work.stream)?;
                         self.select(stages, work.stream)?;
                         match &self.store_link {
                             Some(_) => self.transfer_now(sparse, programs, index, work.stream)?,
-                            None => self.gather(programs, index, work.stream)?,
+                            None => self.gather(programs, index, work.stream, self.stamps(index))?,
                         }
                         attend()?;
                     }
@@ -319,7 +322,7 @@ impl Parts {
         self.select(stages, &streams.predict)?;
         if layer < self.rotation() {
             self.order(&streams.predict, &streams.transfer)?;
-            self.gather(stages.programs, layer, &streams.transfer)?;
+            self.gather(stages.programs, layer, &streams.transfer, self.stamps(layer))?;
         }
         Ok(())
     }
@@ -644,6 +647,8 @@ impl Parts {
             cap: options.cap as i32,
             sinks: kept.sinks.min(slots) as i32,
             recent: kept.recent.min(slots) as i32,
+            link_cap: self.link_follower.as_ref().map_or(Address::NONE, |link| link.borrow().link_cap()),
+            stamps: if scope.is_first() { Address::NONE } else { self.stamps(layer) },
         };
         // SAFETY: tables are sized for all rows; the list has room for every slot and two copies a head.
         self.span(stream, Track::Select, "select", layer, || unsafe {
@@ -659,7 +664,14 @@ impl Parts {
         }
     }
 
-    fn gather(&self, programs: &SparsePrograms, layer: usize, stream: &Stream) -> Result<(), DeviceError> {
+    /// Carries out a layer's list of copies; `stamps` is where it writes down how long it takes, if anywhere.
+    fn gather(
+        &self,
+        programs: &SparsePrograms,
+        layer: usize,
+        stream: &Stream,
+        stamps: Address,
+    ) -> Result<(), DeviceError> {
         let (Residency::Sparse(options), Some(sparse)) = (&self.options.residency, &self.memory.sparse) else {
             return Ok(());
         };
@@ -670,24 +682,14 @@ impl Parts {
         if options.copy_engine {
             self.copy_entries(sparse, layer, stream)?;
         } else {
-            self.gather_entries(programs, options, sparse, layer, stream)?;
+            let (list, copies) = (sparse.list(layer), sparse.layers[layer].copies.address());
+            let params = GatherParams { list, copies, stamps };
+            // SAFETY: the list was written by a selection: its sources are entries of reserved host memory or tails.
+            self.span(stream, Track::Transfer, "gather", layer, || unsafe {
+                programs.gather.launch(stream, (options.gather.ctas, 1), &params)
+            })?;
         }
         timer.map_or(Ok(()), |side| side.link.end(layer, stream))
-    }
-
-    fn gather_entries(
-        &self,
-        programs: &SparsePrograms,
-        options: &SparseOptions,
-        sparse: &SparseMemory,
-        layer: usize,
-        stream: &Stream,
-    ) -> Result<(), DeviceError> {
-        let params = GatherParams { list: sparse.list(layer), copies: sparse.layers[layer].copies.address() };
-        // SAFETY: the list was written by a selection: its sources are entries of reserved host memory or tails.
-        self.span(stream, Track::Transfer, "gather", layer, || unsafe {
-            programs.gather.launch(stream, (options.gather.ctas, 1), &params)
-        })
     }
 
     /// Final norm, output projection and choice of the next tokens.

@@ -87,9 +87,9 @@ impl CudaExecutor {
     }
 
     /// Changes the most admissions a KV head and step; graphs are captured anew. A selector that the host runs keeps its
-    /// own, and where KV goes through a store the cap stays within that of the start, which there is pinned memory for.
+    /// own, as does one that follows the link; and where KV goes through a store the cap stays within that of the start, which there is pinned memory for.
     pub fn set_cap(&mut self, cap: usize) {
-        if self.parts.host_side.is_some() {
+        if self.parts.host_side.is_some() || self.parts.link_follower.is_some() {
             return;
         }
         let cap = self.parts.store_link.as_ref().map_or(cap, |link| cap.min(link.borrow().most()));

@@ -31,7 +31,7 @@ pub use rowwise::{
 pub use sample::{Filter, FilterParams, Sample, SampleParams};
 pub use scan::{Scan, ScanParams};
 pub use select::{Select, SelectParams};
-pub use transfer::{CopyList, EntryCopy, Gather, GatherParams};
+pub use transfer::{CopyList, EntryCopy, Gather, GatherParams, LinkStamps};
 
 use crate::compile::{SourceFile, Unit};
 use oasis_core::policy::DeviceCode;
@@ -176,9 +176,13 @@ pub(crate) fn catalogue() -> Vec<Unit> {
         for blocks in [1024, 2048, 4096, 16_384] {
             let shape = |selector| Select::for_blocks(head_dim, 128, blocks, selector).expect("few enough blocks");
             units.extend(selectors.iter().map(|selector| shape(*selector).unit()));
+            units.push(Select { follows_link: true, ..shape(selectors[0]) }.unit());
         }
         units.push(PrefillAttention { head_dim }.unit());
-        units.extend([(16, 8), (10, 5), (2, 1)].map(|(stages, stores)| Gather { head_dim, stages, stores }.unit()));
+        for timed in [false, true] {
+            let gather = |(stages, stores)| Gather { head_dim, stages, stores, timed }.unit();
+            units.extend([(16, 8), (10, 5), (2, 1)].map(gather));
+        }
     }
     units.extend([576, 4096, 16_384].map(|hidden| AddNorm { hidden }.unit()));
     for (experts, top, hidden, inter) in [(32, 4, 192, 128), (64, 8, 320, 192), (128, 8, 2048, 768)] {

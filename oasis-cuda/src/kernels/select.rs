@@ -17,10 +17,12 @@ pub struct Select {
     pub items: usize,
     /// Device code of the selector.
     pub selector: DeviceCode,
+    /// Whether the cap is [`SelectParams::link_cap`], which follows the link.
+    pub follows_link: bool,
 }
 
 impl Select {
-    /// The shape for contexts of up to `blocks` blocks; `None` above 16,384 blocks (262,144 tokens).
+    /// The shape for contexts of up to `blocks` blocks and a constant cap; `None` above 16,384 blocks (262,144 tokens).
     pub fn for_blocks(head_dim: usize, slots: usize, blocks: usize, selector: DeviceCode) -> Option<Self> {
         // Few threads with many scores each leave room for other CTAs of an SM.
         let (threads, items) = match blocks {
@@ -31,7 +33,7 @@ impl Select {
             8193..=16_384 => (512, 32),
             _ => return None,
         };
-        Some(Self { head_dim, slots, threads, items, selector })
+        Some(Self { head_dim, slots, threads, items, selector, follows_link: false })
     }
 }
 
@@ -74,6 +76,10 @@ pub struct SelectParams {
     pub sinks: i32,
     /// Last complete blocks that are, at most [`slots`](Self::slots).
     pub recent: i32,
+    /// u32 `[1]`: where [`Select::follows_link`], takes the place of [`cap`](Self::cap).
+    pub link_cap: Address,
+    /// One [`LinkStamps`](super::LinkStamps), where [`Select::follows_link`]; none for selections that do not count. Written.
+    pub stamps: Address,
 }
 
 // SAFETY: the fields are those of `Params` in select.cu.
@@ -84,7 +90,12 @@ impl KernelSpec for Select {
     const ENTRY: &'static str = "select_blocks";
 
     fn unit(&self) -> Unit {
-        let defines = [("HEAD_DIM", self.head_dim), ("THREADS", self.threads), ("ITEMS", self.items)];
+        let defines = [
+            ("HEAD_DIM", self.head_dim),
+            ("THREADS", self.threads),
+            ("ITEMS", self.items),
+            ("FOLLOWS_LINK", usize::from(self.follows_link)),
+        ];
         unit_with_policy(file!("select.cu"), &defines, "SELECTOR", self.selector)
     }
 

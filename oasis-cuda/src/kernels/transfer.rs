@@ -14,6 +14,20 @@ pub struct EntryCopy {
     pub to: Address,
 }
 
+/// What a layer's kernels tell the host of the link, in mapped host memory. Times are nanoseconds of the device's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct LinkStamps {
+    /// A selection began.
+    pub selected: u64,
+    /// A gather that carried something began.
+    pub began: u64,
+    /// It was done.
+    pub ended: u64,
+    /// Entries that it carried.
+    pub entries: u64,
+}
+
 /// Header of a list of copies, in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
@@ -42,6 +56,8 @@ pub struct Gather {
     pub stages: usize,
     /// Of them, those that may still be on their way to the slots; at least 1.
     pub stores: usize,
+    /// Whether it writes down how long it takes.
+    pub timed: bool,
 }
 
 /// Parameters of a gather; any number of CTAs.
@@ -52,6 +68,15 @@ pub struct GatherParams {
     pub list: Address,
     /// [`EntryCopy`] `[count]`.
     pub copies: Address,
+    /// One [`LinkStamps`], where [`Gather::timed`]; none for copies that do not cross the link. Written.
+    pub stamps: Address,
+}
+
+impl GatherParams {
+    /// Parameters of a gather that nobody times.
+    pub fn new(list: Address, copies: Address) -> Self {
+        Self { list, copies, stamps: Address::NONE }
+    }
 }
 
 // SAFETY: the fields are those of `Params` in gather.cu.
@@ -62,7 +87,9 @@ impl KernelSpec for Gather {
     const ENTRY: &'static str = "gather_entries";
 
     fn unit(&self) -> Unit {
-        unit(file!("gather.cu"), &[("HEAD_DIM", self.head_dim), ("STAGES", self.stages), ("STORES", self.stores)])
+        let Self { head_dim, stages, stores, timed } = *self;
+        let defines = [("HEAD_DIM", head_dim), ("STAGES", stages), ("STORES", stores), ("TIMED", usize::from(timed))];
+        unit(file!("gather.cu"), &defines)
     }
 
     fn threads(&self) -> u32 {

@@ -174,7 +174,7 @@ impl<'a> Rig<'a> {
     fn gather(&self, options: GatherOptions, beside: bool) -> Result<f64, DeviceError> {
         let compiler = self.device.compiler()?;
         let GatherOptions { ctas, stages, stores } = options;
-        let gather = self.device.load(&compiler, &Gather { head_dim: self.head_dim, stages, stores })?;
+        let gather = self.device.load(&compiler, &Gather { head_dim: self.head_dim, stages, stores, timed: false })?;
         let read = self.device.load(&compiler, &kernels::Stream)?;
         let copies = self.device.upload(&self.copies())?;
         let full = vec![CopyList { count: ENTRIES as u32, ..CopyList::default() }; TIMED + 1];
@@ -193,7 +193,7 @@ impl<'a> Rig<'a> {
             }
             for index in 0..full.len() {
                 let list = lists.address().offset(index * size_of::<CopyList>());
-                let params = GatherParams { list, copies: copies.address() };
+                let params = GatherParams::new(list, copies.address());
                 // SAFETY: list and copies name entries of the rig; all of it is waited for below.
                 unsafe { gather.launch(&self.stream, (ctas, 1), &params)? };
                 if index == 0 {

@@ -1,7 +1,7 @@
 //! `adaptive-cap`: as many admissions a step as the link has time for.
 
-use super::{cap_of, check_ratio, pair_misses_with_victims};
-use oasis_core::policy::{LinkRate, SelectBatch, Selector, SelectorSpec, SpecError};
+use super::{LRU_ORDER, cap_of, check_ratio, pair_misses_with_victims};
+use oasis_core::policy::{DeviceCode, LinkRate, SelectBatch, Selector, SelectorSpec, SpecError};
 use oasis_core::working_set::TransferPlan;
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 /// in `load` of the time until the next layer needs the link, shared by the KV heads of the whole batch. The pipeline
 /// keeps up as long as a layer's transfer fits that time (paper, section 4.2.2), and a load below 1 brings the cap back
 /// down where the link itself has become what a step waits for.
+///
+/// A GPU sets the cap once a step, by what its kernels have measured in the steps before.
 ///
 /// The cap depends on time and on the batch. So may the tokens: runs are not reproducible with this selector.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -30,7 +32,7 @@ impl Default for AdaptiveCap {
 
 oasis_core::register! {
     kind: "adaptive-cap", about: "As capped-lru with a cap that follows the measured speed of the link; not reproducible",
-    device_code: false,
+    device_code: true,
     impl SelectorSpec for AdaptiveCap {
         fn build(&self) -> Result<Box<dyn Selector>, SpecError> {
             let Self { min_ratio, max_ratio, load } = *self;
@@ -70,6 +72,14 @@ impl Selector for AdaptiveCapSelector {
     fn plan(&mut self, batch: &SelectBatch<'_>, plan: &mut TransferPlan) {
         let heads = batch.requests.len() * plan.kv_heads();
         pair_misses_with_victims(batch, plan, |slots| self.cap_now(slots, heads, batch.link));
+    }
+
+    fn cap_by_link(&self, budget: usize, heads: usize, link: Option<LinkRate>) -> Option<usize> {
+        Some(self.cap_now(budget, heads, link))
+    }
+
+    fn device_code(&self) -> Option<DeviceCode> {
+        Some(LRU_ORDER)
     }
 }
 

@@ -1,4 +1,4 @@
-// Order of admissions and victims of capped-lru, fetch-all and static.
+// Order of admissions and victims of capped-lru, fetch-all, static and adaptive-cap.
 struct Selector {
     // Among residents that are not wanted the one with the smallest key leaves first: least recently wanted, then
     // lowest slot. Free slots come before all residents and are no concern of the policy.

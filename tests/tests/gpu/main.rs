@@ -4,6 +4,7 @@
 //! Arguments choose the tests whose names contain one of them.
 
 mod accounting;
+mod adaptive;
 mod batching;
 mod errors;
 mod experts;
@@ -53,6 +54,8 @@ const TESTS: &[(&str, Test)] = &tests![
     batching::a_seed_gives_the_same_tokens,
     batching::a_finished_prefill_keeps_its_token_while_others_decode,
     selection::every_selection_follows_the_rules_of_the_working_set,
+    adaptive::a_cap_that_cannot_move_is_a_constant_one,
+    adaptive::a_cap_follows_what_the_device_measures_of_the_link,
     accounting::a_release_in_any_phase_leaves_nothing_behind,
     accounting::entries_are_counted,
     accounting::requests_wait_for_rows_and_host_memory,

@@ -22,7 +22,7 @@ pub fn start_through(scene: &Scene, setup: &Setup, store: Arc<dyn KvStore>) -> C
     let mut options = setup.options(&scene.tiny.spec);
     let Residency::Sparse(sparse) = &mut options.residency else { unreachable!("these setups are sparse") };
     sparse.through_store = true;
-    let parts = HostParts { policies: None, store: Some(store) };
+    let parts = HostParts { store: Some(store), ..HostParts::default() };
     gpu::start_with(&scene.device, &scene.tiny, options, parts).unwrap()
 }
 

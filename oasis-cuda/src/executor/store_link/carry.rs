@@ -188,7 +188,7 @@ impl Parts {
         }
         // SAFETY: the count is the first number of a list, on both sides.
         unsafe { stream.copy(list, place.list.address(), size_of::<u32>())? };
-        let params = GatherParams { list, copies };
+        let params = GatherParams::new(list, copies);
         // SAFETY: sources are pinned entries that stay until `done`, or device memory that selection named.
         unsafe { programs.gather.launch(stream, (ctas, 1), &params)? };
         stream.record(&place.done)

@@ -168,12 +168,13 @@ impl KernelBench {
         after: impl Fn(usize) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let GatherOptions { ctas, stages, stores } = options;
-        let kernel = self.device.load(&self.compiler, &Gather { head_dim: bench.head_dim, stages, stores })?;
+        let kernel =
+            self.device.load(&self.compiler, &Gather { head_dim: bench.head_dim, stages, stores, timed: false })?;
         for launch in 0..lists.len() {
             let list = lists.address().offset(launch * size_of::<CopyList>());
             // SAFETY: the list names memory of the bench; every launch has a list of its own, since a list is empty
             // afterwards; the kernel's drop waits for the device.
-            unsafe { kernel.launch(&bench.high, (ctas, 1), &GatherParams { list, copies: bench.list.address() })? };
+            unsafe { kernel.launch(&bench.high, (ctas, 1), &GatherParams::new(list, bench.list.address()))? };
             after(launch)?;
         }
         Ok(())

@@ -67,6 +67,8 @@ impl KernelBench {
             cap: cap as i32,
             sinks: kept.sinks as i32,
             recent: kept.recent as i32,
+            link_cap: Address::NONE,
+            stamps: Address::NONE,
         };
         let grid = (heads.kv_heads as u32, requests as u32);
         // SAFETY: the buffers have the sizes that the shape asks for; nothing reads the addresses that are computed.
