@@ -143,6 +143,7 @@ impl Setup {
                     budget_blocks,
                     cap: selector.cap(budget_blocks).min(budget_blocks),
                     source: predictor.query_source(),
+                    correction: predictor.correction(),
                     ranking: Some(predictor.by_score().expect("a predictor that ranks by score")),
                     summary_bytes: summarizer.device_bytes(shape),
                     summarizer: Some(summarizer.device_code().expect("a summarizer with device code")),

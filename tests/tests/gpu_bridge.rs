@@ -53,6 +53,7 @@ fn on_device(policies: SparseParts, cap: usize) -> (SparseOptions, HostPolicies)
         budget_blocks: BUDGET,
         cap,
         source: predictor.query_source(),
+        correction: predictor.correction(),
         ranking: predictor.by_score(),
         summarizer: summarizer.device_code(),
         summary_bytes: summarizer.device_bytes(shape),
@@ -323,6 +324,13 @@ fn the_bridge_and_the_copy_engine_do_what_the_device_does_alone() {
             let counters = |s: &ExecutorStats| (s.filled_entries, s.admitted_entries, s.deferred_entries, s.link_bytes);
             assert_eq!(counters(&stats), counters(&alone), "{case}");
         }
+    }
+    // These the host does not run.
+    for predictor in ["freekv", "infinigen"] {
+        let (expected, alone) = run(predictor, false, false);
+        let (said, stats) = run(predictor, false, true);
+        assert_eq!(said, expected, "{predictor}");
+        assert_eq!(stats.admitted_entries, alone.admitted_entries, "{predictor}");
     }
 }
 

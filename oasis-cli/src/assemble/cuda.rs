@@ -93,12 +93,6 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
                 .hint("name an EAGLE-3 head of this model, or choose a predictor that needs none: predictor.kind");
         return Err(resolved.locate(error).into());
     }
-    if source == QuerySource::PreviousLayer || predictor.correction().is_some() {
-        let expected = "a predictor that ranks by a query of the same layer and does not correct itself";
-        let error = ConfigError::new("predictor.kind", expected, "one that does not")
-            .hint("device.kind = \"cpu\" runs every predictor");
-        return Err(resolved.locate(error).into());
-    }
     let (gather, copy_engine) = match config.transport.device_link() {
         Some(DeviceLink::Gather { ctas, depth }) => {
             let usual = GatherOptions::default();
@@ -123,6 +117,7 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
         budget_blocks: budget,
         cap: selector.cap(budget).min(budget),
         source,
+        correction: predictor.correction(),
         ranking: predictor.by_score(),
         summary_bytes: summarizer.device_bytes(head_shape(spec)),
         summarizer: summarizer.device_code(),
@@ -134,6 +129,12 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
         draft_window: config.kv.draft_window(),
         through_store: capacity.is_none(),
     };
+    if options.needs_device() && options.bridge().is_some() {
+        let expected = "a predictor that chooses once, by a query of the same layer, as other policies run on the host";
+        let error = ConfigError::new("predictor.kind", expected, "another")
+            .hint("choose policies with device code (`oasis list`), or device.kind = \"cpu\"");
+        return Err(resolved.locate(error).into());
+    }
     if options.through_store && (options.copy_engine || options.bridge().is_some()) {
         let expected = "a store that is host memory, which policies of the host and the copy engine need";
         let error = ConfigError::new("store.kind", expected, "another")

@@ -159,7 +159,8 @@ pub trait Predictor: Send {
     fn query_source(&self) -> QuerySource;
 
     /// The ranking, where it is one that a device can make by itself: the K best scores after [`Kept::raise`], made once a
-    /// layer and step with a query of that layer.
+    /// layer and step with the query of [`query_source`](Predictor::query_source), and once more where a
+    /// [`correction`](Predictor::correction) is due.
     fn by_score(&self) -> Option<ScoreRanking> {
         None
     }

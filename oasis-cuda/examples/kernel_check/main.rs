@@ -9,6 +9,7 @@
 mod append;
 mod append_prompt;
 mod attention;
+mod correct;
 mod gather;
 mod gemm;
 mod linear;
@@ -28,7 +29,7 @@ type Check = fn(&mut Rig) -> Outcome<()>;
 type Time = fn(&mut Rig, &KernelBench) -> Outcome<()>;
 
 /// Name, check and timing of each module.
-const PARTS: [(&str, Check, Time); 12] = [
+const PARTS: [(&str, Check, Time); 13] = [
     ("rowwise", rowwise::check, rowwise::time),
     ("sample", sample::check, sample::time),
     ("append", append::check, append::time),
@@ -36,6 +37,7 @@ const PARTS: [(&str, Check, Time); 12] = [
     ("attention", attention::check, attention::time),
     ("scan", scan::check, scan::time),
     ("select", select::check, select::time),
+    ("correct", correct::check, correct::time),
     ("gather", gather::check, gather::time),
     ("gemm", gemm::check, gemm::time),
     ("linear", linear::check, linear::time),

@@ -1,13 +1,11 @@
 //! The first decode step of a request.
 
 use super::CudaExecutor;
-use super::options::Residency;
 use super::step::{FirstStep, HostLayers, Scope};
 use crate::device::{DeviceError, Range};
 use crate::kernels::StepInput;
 use crate::layout::{BLOCK_TOKENS, entry_bytes};
 use oasis_core::ids::RequestId;
-use oasis_core::policy::QuerySource;
 
 impl CudaExecutor {
     /// Runs a request's first decode step, which sees its full KV, and waits for it.
@@ -35,7 +33,7 @@ impl CudaExecutor {
         let scope = Scope::First(FirstStep { row, fetch: host.filter(|_| !staged) });
         self.parts.queue_step(scope)?;
         let completes = (input.position as usize + 1).is_multiple_of(BLOCK_TOKENS);
-        if let (Some(host), true, false) = (host, completes, self.waits_for_selection()) {
+        if let (Some(host), true, false) = (host, completes, self.parts.chooses_first()) {
             let block = input.position as usize / BLOCK_TOKENS;
             match self.parts.store_link {
                 Some(_) => self.parts.store_tails(id, row, block)?,
@@ -43,10 +41,6 @@ impl CudaExecutor {
             }
         }
         self.parts.streams.foreground.synchronize()
-    }
-
-    fn waits_for_selection(&self) -> bool {
-        matches!(&self.parts.options.residency, Residency::Sparse(sparse) if sparse.source == QuerySource::Exact)
     }
 
     /// Writes the block that a first step has completed to the host: its selection put it where the full KV lies on the

@@ -56,7 +56,7 @@ impl CudaExecutor {
         let (sets, kv_heads) = (&sparse.layers[layer], self.info.geometry.kv_heads);
         let (slots, stride) = (self.parts.extent.slots, self.parts.extent.tiles * BLOCK_TOKENS);
         let pairs = request.row * kv_heads..(request.row + 1) * kv_heads;
-        let lag = usize::from(!self.parts.runs_beside());
+        let lag = usize::from(self.parts.chooses_first());
         let ranked = (request.position - lag) / BLOCK_TOKENS;
         Ok(Some(Selection {
             scores: pairs.clone().map(|pair| sets.scores.read_at(pair * stride, ranked)).collect::<Result<_, _>>()?,

@@ -1,5 +1,7 @@
 //! Device memory of an executor: everything is allocated at the start, and a request is a row of it.
 
+use super::ahead::AheadQueries;
+use super::correct::CorrectionMemory;
 use super::mixture::{ExpertMemory, ExpertShape};
 use super::options::{CudaOptions, Residency};
 use super::plan::{Extent, MemoryPlan};
@@ -168,6 +170,10 @@ pub(super) struct SparseMemory {
     pub identity: DeviceBuffer<i32>,
     /// Schedule of a first step, whose request sees its full KV.
     pub first: ScheduleArrays,
+    /// Where choices are corrected.
+    pub correction: Option<CorrectionMemory>,
+    /// Where a layer's blocks are ranked beside the layer before.
+    pub ahead: Option<AheadQueries>,
 }
 
 impl SparseMemory {
@@ -458,6 +464,14 @@ impl Memory {
                     layer_bytes,
                     identity: device.upload(&identity)?,
                     first: ScheduleArrays::new(device, 1)?,
+                    correction: (sparse.correction)
+                        .map(|rule| {
+                            CorrectionMemory::new(device, rule, spec.layers, rows, spec.q_heads * spec.head_dim)
+                        })
+                        .transpose()?,
+                    ahead: (sparse.ranks_ahead())
+                        .then(|| AheadQueries::new(device, step_rows, spec.q_heads * spec.head_dim))
+                        .transpose()?,
                 })
             }
         };

@@ -1,8 +1,10 @@
 //! The CUDA executor: prefill, decode steps as graphs, working sets that a gather fills from host memory.
 
 mod admission;
+mod ahead;
 mod bridge;
 mod copy_engine;
+mod correct;
 mod decoding;
 mod draft;
 mod experts;
@@ -192,6 +194,13 @@ impl CudaExecutor {
         let (mut host, mut budget_blocks, mut cap) = (None, None, 0);
         let (mut host_side, mut landing, mut store_link, mut link_follower) = (None, None, None, None);
         if let Residency::Sparse(sparse) = &options.residency {
+            if sparse.needs_device() && sparse.bridge().is_some() {
+                let problem =
+                    "expected policies with device code, as choices are made again or a layer ahead; found one without";
+                return Err(
+                    DeviceError::new("starting an executor", problem).hint("the CPU executor runs every policy")
+                );
+            }
             if let Some(bridge) = sparse.bridge() {
                 let policies = host_parts.policies.ok_or_else(|| {
                     let problem = "expected policies for the host to run, as not all have device code; found none";
@@ -374,6 +383,8 @@ impl Executor for CudaExecutor {
         let lists = self.lists();
         let admitted: u64 = lists.iter().map(|list| list.admitted).sum();
         let KvGeometry { layers, kv_heads, head_dim, .. } = self.info.geometry;
+        // A row that chooses again may admit again.
+        let corrected = correct::corrected_rows(self.parts.memory.sparse.as_ref()).unwrap_or(0);
         ExecutorStats {
             steps: self.steps,
             tokens: self.tokens,
@@ -381,7 +392,7 @@ impl Executor for CudaExecutor {
             admitted_entries: admitted,
             link_bytes: admitted * entry_bytes(head_dim) as u64,
             deferred_entries: lists.iter().map(|list| list.deferred).sum(),
-            cap_entries: self.tokens * (layers * kv_heads * self.info.cap) as u64,
+            cap_entries: (self.tokens * layers as u64 + corrected) * (kv_heads * self.info.cap) as u64,
             device: self.device_bytes,
             device_peak: self.device_peak,
             store: self.parts.store_usage(),

@@ -1,7 +1,7 @@
 //! What an executor is made of.
 
 use crate::layout::BLOCK_TOKENS;
-use oasis_core::policy::{Aggregate, DeviceCode, HashSeed, QuerySource, ScoreRanking, ScoreSource};
+use oasis_core::policy::{Aggregate, Correction, DeviceCode, HashSeed, QuerySource, ScoreRanking, ScoreSource};
 
 /// How much of the KV cache stays on the device.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +23,8 @@ pub struct SparseOptions {
     pub cap: usize,
     /// Whose query blocks are ranked by.
     pub source: QuerySource,
+    /// When a choice is made again by the query that is about to attend.
+    pub correction: Option<Correction>,
     /// How blocks are ranked; `None` for a predictor that does not rank by score, which the host runs.
     pub ranking: Option<ScoreRanking>,
     /// Device code of the summarizer; `None` for one that the host runs.
@@ -66,6 +68,16 @@ impl SparseOptions {
             (true, Some(_)) if self.follows_link && (self.copy_engine || self.through_store) => Some(Bridge::Selection),
             (true, Some(_)) => None,
         }
+    }
+
+    /// Whether the device must run all policies, as choices are made again or a layer ahead.
+    pub fn needs_device(&self) -> bool {
+        self.correction.is_some() || self.ranks_ahead()
+    }
+
+    /// Whether a layer's blocks are ranked beside the layer before.
+    pub fn ranks_ahead(&self) -> bool {
+        self.source == QuerySource::PreviousLayer
     }
 
     /// Whether blocks that are wanted whatever their score leave no room for others: there are no summaries then, and every
@@ -194,6 +206,7 @@ mod tests {
             budget_blocks: 8,
             cap: 1,
             source: QuerySource::Current,
+            correction: None,
             ranking: Some(ScoreRanking { scores, kept }),
             summarizer: Some(CODE),
             summary_bytes: 256,
@@ -221,6 +234,16 @@ mod tests {
         assert_eq!(SparseOptions { copy_engine: true, ..adaptive }.bridge(), Some(Bridge::Selection));
         let without_ranking = SparseOptions { ranking: None, ..by_summaries };
         assert_eq!((without_ranking.bridge(), without_ranking.device_summary()), (Some(Bridge::Prediction), 0));
+    }
+
+    #[test]
+    fn choices_again_or_ahead_are_the_devices_own() {
+        let plain = options(ScoreSource::Summaries(Aggregate::Sum), Kept::default());
+        assert!(!plain.needs_device());
+        let again = SparseOptions { correction: Some(Correction { min_similarity: 0.9 }), ..plain.clone() };
+        let ahead = SparseOptions { source: QuerySource::PreviousLayer, ..plain };
+        assert!(again.needs_device() && !again.ranks_ahead());
+        assert!(ahead.needs_device() && ahead.ranks_ahead());
     }
 
     #[test]

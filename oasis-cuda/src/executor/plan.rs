@@ -141,11 +141,13 @@ impl MemoryPlan {
             },
             Residency::Sparse(sparse) => {
                 let lists = slots * (4 + 4 + 4) + (slots + 2) * 16 + tiles * BLOCK_TOKENS * 4;
+                let kept = sparse.correction.map_or(0, |_| query * 2);
+                let ahead = if sparse.ranks_ahead() { 2 * 2 * spec.q_heads * spec.head_dim } else { 0 };
                 RequestPlan {
                     working_set: (heads * (slots + 2) * entry) as u64,
                     summaries: (heads * tiles * tile_bytes(sparse.device_summary())) as u64,
                     draft: draft as u64,
-                    tables: (heads * lists + activations + draft_activations) as u64,
+                    tables: (heads * lists + activations + draft_activations + kept + ahead) as u64,
                 }
             }
         };

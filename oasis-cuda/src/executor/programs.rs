@@ -6,8 +6,8 @@ use super::plan::Extent;
 use crate::compile::Compiler;
 use crate::device::{Device, DeviceError, Kernel};
 use crate::kernels::{
-    Activation, AddNorm, Append, AppendPrompt, Attention, Embed, Filter, Gather, HashScores, PrefillAttention, Sample,
-    Scan, Schedule, Select, Taps,
+    Activation, AddNorm, Append, AppendPrompt, Attention, Correct, Embed, Filter, Gather, HashScores, PrefillAttention,
+    Sample, Scan, Schedule, Select, Taps,
 };
 use oasis_core::policy::{Aggregate, DeviceCode, QuerySource};
 use oasis_models::draft::Eagle3Spec;
@@ -32,6 +32,8 @@ pub(super) struct SparsePrograms {
     /// `None` where the host selects.
     pub select: Option<Kernel<Select>>,
     pub gather: Kernel<Gather>,
+    /// Where choices are corrected.
+    pub correct: Option<Kernel<Correct>>,
     /// Attention over the full KV, for first steps.
     pub full: Kernel<Attention>,
 }
@@ -104,12 +106,14 @@ impl Programs {
                     _ => None,
                 };
                 let timed = select.is_some_and(|select| select.follows_link);
+                let correct = sparse.correction.map(|_| Correct { head_dim, group });
                 let super::options::GatherOptions { stages, stores, .. } = sparse.gather;
                 Some(SparsePrograms {
                     scan: scan.map(|scan| device.load(compiler, &scan)).transpose()?,
                     hash: hash.map(|hash| device.load(compiler, &hash)).transpose()?,
                     select: select.map(|select| device.load(compiler, &select)).transpose()?,
                     gather: device.load(compiler, &Gather { head_dim, stages, stores, timed })?,
+                    correct: correct.map(|correct| device.load(compiler, &correct)).transpose()?,
                     full: device.load(compiler, &Attention { head_dim, group, queries, paged: true, stages: 2 })?,
                 })
             }

@@ -81,11 +81,25 @@ pub(super) struct HeadShape {
 
 /// What the background stages of a layer work on.
 #[derive(Clone, Copy)]
-struct Stages<'a> {
-    scope: Scope,
-    sparse: &'a SparseMemory,
-    programs: &'a SparsePrograms,
-    layer: usize,
+pub(super) struct Stages<'a> {
+    pub scope: Scope,
+    pub sparse: &'a SparseMemory,
+    pub programs: &'a SparsePrograms,
+    pub layer: usize,
+    /// bf16 `[rows][queries][q_heads][head_dim]`, one of which blocks are ranked by.
+    pub query: Address,
+    pub rows: RankedRows,
+}
+
+/// Which blocks of which rows are ranked.
+#[derive(Clone, Copy)]
+pub(super) struct RankedRows {
+    /// i32 `[rows]`: position of the newest token; -1 where there is nothing to rank.
+    pub newest: Address,
+    /// i32 `[rows]`: complete blocks.
+    pub blocks: Address,
+    /// i32 `[rows + 1]`: summary tiles of a KV head before each row.
+    pub tile_start: Address,
 }
 
 /// Where an attention layer keeps its KV.
@@ -149,7 +163,7 @@ impl Parts {
     /// The first layer whose transfer is left to the next step; all layers' are not where selection is waited for.
     pub fn rotation(&self) -> usize {
         match self.source() {
-            Some(QuerySource::Exact) | None => self.layers(),
+            Some(QuerySource::Exact | QuerySource::PreviousLayer) | None => self.layers(),
             // What admissions name is known when the step is through.
             _ if self.store_link.is_some() => 0,
             _ => self.layers() / 2,
@@ -185,6 +199,16 @@ impl Parts {
         self.streams.offload.record(&self.events.copied[layer])
     }
 
+    /// Whether a step chooses before it appends: blocks that it completes are ranked by the next one.
+    pub fn chooses_first(&self) -> bool {
+        matches!(self.source(), Some(QuerySource::Exact | QuerySource::PreviousLayer))
+    }
+
+    /// Whether the host carries entries, and waits for the list of those.
+    pub fn host_carries(&self) -> bool {
+        self.store_link.is_some() || self.list_landing.is_some()
+    }
+
     fn source(&self) -> Option<QuerySource> {
         match &self.options.residency {
             Residency::Dense => None,
@@ -217,7 +241,7 @@ impl Parts {
             requests: scope.requests() as i32,
             slots: if first { self.extent.blocks } else { self.extent.slots } as i32,
             draft_blocks: self.extent.draft_blocks as i32,
-            lag: i32::from(self.source() == Some(QuerySource::Exact)),
+            lag: i32::from(self.chooses_first()),
         };
         // SAFETY: the arrays have room for all rows; inputs are mapped and written before the step is launched.
         unsafe { self.programs.schedule.launch(&self.streams.foreground, (1, 1), &params) }
@@ -264,27 +288,30 @@ impl Parts {
         foreground("append", &|| {
             self.append(&work, programs, &shape, &layer.attention, activations, requests, positions, &place, q, eps)
         })?;
+        self.choose_ahead(scope, index)?;
         let attend = || foreground("attention", &|| self.attend(&work, scope, &shape, &place, q));
         match self.sparse() {
             None => attend()?,
             Some((sparse, programs)) => {
-                let stages = Stages { scope, sparse, programs, layer: index };
+                let stages = self.stages(scope, sparse, programs, index);
                 match (scope.is_first(), self.source()) {
                     // Nothing to hide behind.
                     (true, _) => {
+                        self.keep_queries(stages, work.stream)?;
                         self.scan(stages, work.stream)?;
                         attend()?;
                         self.select(stages, work.stream)?;
                         // What fills a first working set does not cross the link.
                         self.gather(programs, index, work.stream, Address::NONE)?;
                     }
-                    (false, Some(QuerySource::Exact)) => {
+                    (false, Some(QuerySource::PreviousLayer)) if index > 0 => {
+                        self.wait_for_choice(sparse, programs, index)?;
+                        attend()?;
+                    }
+                    (false, Some(QuerySource::Exact | QuerySource::PreviousLayer)) => {
                         self.scan(stages, work.stream)?;
                         self.select(stages, work.stream)?;
-                        match &self.store_link {
-                            Some(_) => self.transfer_now(sparse, programs, index, work.stream)?,
-                            None => self.gather(programs, index, work.stream, self.stamps(index))?,
-                        }
+                        self.transfer_at_once(sparse, programs, index, work.stream)?;
                         attend()?;
                     }
                     (false, _) => self.attend_beside_stages(stages, &attend)?,
@@ -316,6 +343,7 @@ impl Parts {
             }
             streams.foreground.wait(&self.events.transferred[layer])?;
         }
+        self.correct(stages, &streams.foreground)?;
         attend()?;
         self.order(&streams.foreground, &streams.predict)?;
         self.scan(stages, &streams.predict)?;
@@ -325,6 +353,20 @@ impl Parts {
             self.gather(stages.programs, layer, &streams.transfer, self.stamps(layer))?;
         }
         Ok(())
+    }
+
+    /// The stages of a layer that ranks by its own query.
+    pub fn stages<'a>(
+        &self,
+        scope: Scope,
+        sparse: &'a SparseMemory,
+        programs: &'a SparsePrograms,
+        layer: usize,
+    ) -> Stages<'a> {
+        let schedule = self.schedule(scope);
+        let rows =
+            RankedRows { newest: schedule.ranked(), blocks: schedule.blocks(), tile_start: schedule.tile_start() };
+        Stages { scope, sparse, programs, layer, query: self.query_buffer(layer), rows }
     }
 
     /// Queries of a layer: each has its own, which its scan may still read while the next layer's are written.
@@ -572,16 +614,16 @@ impl Parts {
         }
     }
 
-    fn scan(&self, stages: Stages<'_>, stream: &Stream) -> Result<(), DeviceError> {
-        let Stages { scope, sparse, programs, layer } = stages;
-        let (schedule, spec, sets) = (self.schedule(scope), &self.model.spec, &sparse.layers[layer]);
+    pub fn scan(&self, stages: Stages<'_>, stream: &Stream) -> Result<(), DeviceError> {
+        let Stages { scope, sparse, programs, layer, query, rows } = stages;
+        let (spec, sets) = (&self.model.spec, &sparse.layers[layer]);
         let pair = scope.first_row() * spec.kv_heads;
         let tiles = self.extent.tiles;
         let params = ScanParams {
-            q: self.query_buffer(layer),
+            q: query,
             summaries: sets.summaries.address().offset(pair * tiles * self.tile_bytes()),
-            start: schedule.tile_start(),
-            blocks: schedule.blocks(),
+            start: rows.tile_start,
+            blocks: rows.blocks,
             scores: sets.scores.address().offset(pair * tiles * BLOCK_TOKENS * 4),
             requests: scope.requests() as i32,
             kv_heads: spec.kv_heads as i32,
@@ -616,11 +658,11 @@ impl Parts {
         })
     }
 
-    fn select(&self, stages: Stages<'_>, stream: &Stream) -> Result<(), DeviceError> {
-        let Stages { scope, sparse, programs, layer } = stages;
+    pub fn select(&self, stages: Stages<'_>, stream: &Stream) -> Result<(), DeviceError> {
+        let Stages { scope, sparse, programs, layer, rows, .. } = stages;
         let Residency::Sparse(options) = &self.options.residency else { return Ok(()) };
         let Some(kernel) = &programs.select else { return self.select_on_host(scope, sparse, layer, stream) };
-        let (schedule, spec, sets) = (self.schedule(scope), &self.model.spec, &sparse.layers[layer]);
+        let (spec, sets) = (&self.model.spec, &sparse.layers[layer]);
         let pair = scope.first_row() * spec.kv_heads;
         let (slots, entry) = (self.extent.slots, entry_bytes(spec.head_dim));
         let kept = options.ranking.map(|ranking| ranking.kept).unwrap_or_default();
@@ -631,7 +673,7 @@ impl Parts {
         };
         let params = SelectParams {
             scores: sets.scores.address().offset(pair * stride * 4),
-            position: schedule.ranked(),
+            position: rows.newest,
             slot_block: sets.slot_block.address().offset(pair * slots * 4),
             last_selected: sets.last_selected.address().offset(pair * slots * 4),
             times_selected: sets.times_selected.address().offset(pair * slots * 4),
@@ -664,8 +706,22 @@ impl Parts {
         }
     }
 
+    /// Carries out a layer's list of copies on `stream`, from wherever the full KV lies.
+    pub fn transfer_at_once(
+        &self,
+        sparse: &SparseMemory,
+        programs: &SparsePrograms,
+        layer: usize,
+        stream: &Stream,
+    ) -> Result<(), DeviceError> {
+        match &self.store_link {
+            Some(_) => self.transfer_now(sparse, programs, layer, stream),
+            None => self.gather(programs, layer, stream, self.stamps(layer)),
+        }
+    }
+
     /// Carries out a layer's list of copies; `stamps` is where it writes down how long it takes, if anywhere.
-    fn gather(
+    pub fn gather(
         &self,
         programs: &SparsePrograms,
         layer: usize,

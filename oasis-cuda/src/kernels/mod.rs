@@ -5,6 +5,7 @@
 
 mod append;
 mod attention;
+mod correct;
 mod experts;
 mod hash;
 mod linear;
@@ -17,6 +18,7 @@ mod transfer;
 
 pub use append::{Append, AppendParams, AppendPrompt, AppendPromptParams};
 pub use attention::{Attention, AttentionParams};
+pub use correct::{Correct, CorrectParams};
 pub use experts::{
     Combine, CombineParams, ExpertLayer, ExpertParams, ExpertStream, ExpertTiles, Route, RouteParams, SortPairs,
     SortPairsParams,
@@ -160,6 +162,9 @@ pub(crate) fn catalogue() -> Vec<Unit> {
                     units.push(Attention { head_dim, group, queries, paged, stages: 2 }.unit());
                 }
                 units.push(HashScores { head_dim, group, queries, query: queries - 1 }.unit());
+                if queries == 1 {
+                    units.push(Correct { head_dim, group }.unit());
+                }
                 for (summarizer, bytes) in summarizers.iter().copied() {
                     let (query, stages) = (queries - 1, Scan::stages(bytes));
                     units.push(

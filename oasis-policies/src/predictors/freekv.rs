@@ -33,7 +33,7 @@ impl Default for FreeKv {
 
 oasis_core::register! {
     kind: "freekv", about: "Ranks by the step before; corrects at once where the query has turned away",
-    device_code: false,
+    device_code: true,
     impl PredictorSpec for FreeKv {
         fn build(&self) -> Result<Box<dyn Predictor>, SpecError> {
             let min_similarity = self.min_similarity;

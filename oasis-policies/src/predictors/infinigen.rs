@@ -23,7 +23,7 @@ pub struct InfiniGen {
 
 oasis_core::register! {
     kind: "infinigen", about: "Ranks by the query that the input of the layer before would give: one layer ahead",
-    device_code: false,
+    device_code: true,
     impl PredictorSpec for InfiniGen {
         fn build(&self) -> Result<Box<dyn Predictor>, SpecError> {
             let kept = Kept { sinks: self.sinks, recent: self.recent };

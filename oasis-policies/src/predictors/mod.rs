@@ -43,8 +43,7 @@ impl Predictor for ScoreRanker {
     }
 
     fn by_score(&self) -> Option<ScoreRanking> {
-        let is_usual = self.correction.is_none() && self.source != QuerySource::PreviousLayer;
-        is_usual.then_some(ScoreRanking { scores: ScoreSource::Summaries(self.aggregate), kept: self.kept })
+        Some(ScoreRanking { scores: ScoreSource::Summaries(self.aggregate), kept: self.kept })
     }
 
     fn correction(&self) -> Option<Correction> {

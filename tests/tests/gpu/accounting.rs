@@ -9,7 +9,8 @@ use oasis_cuda::executor::CudaExecutor;
 use oasis_tests::gpu::{Setup, Speech, assert_nothing_held, step_all};
 use oasis_tests::models::{self, start, step};
 
-const PREDICTORS: [&str; 3] = ["predictor.kind=draft-query", "predictor.kind=last-query", "predictor.kind=exact"];
+const PREDICTORS: [&str; 4] =
+    ["predictor.kind=draft-query", "predictor.kind=last-query", "predictor.kind=exact", "predictor.kind=infinigen"];
 
 fn sequence(id: u64, prompt: &[TokenId], max_new_tokens: usize) -> Sequence {
     let sampling = SamplingParams::default();

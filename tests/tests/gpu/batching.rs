@@ -50,7 +50,13 @@ fn together(executor: &mut CudaExecutor, prompts: &[Vec<TokenId>], tokens: usize
 
 pub fn graphs_and_streams_say_the_same(scene: &Scene) {
     let prompts = [3, 47, 400].map(|tokens| scene.prompts.prose(tokens, 3));
-    for setup in setups(4) {
+    let others: [&[&str]; 3] = [
+        &["predictor.kind=freekv", "predictor.min_similarity=0.8", "selector.fetch_ratio=0.25"],
+        &["predictor.kind=infinigen", "selector.kind=fetch-all"],
+        &["predictor.kind=infinigen", "selector.fetch_ratio=0.25", "summarizer.kind=mean"],
+    ];
+    let others = others.map(|settings| Setup::sparse(8, settings, 4, CONTEXT));
+    for setup in setups(4).into_iter().chain(others) {
         let graph = together(&mut setup.start(&scene.device, &scene.tiny), &prompts, 50);
         let streams = Setup { mode: StepMode::Streams, ..setup.clone() };
         let streams = together(&mut streams.start(&scene.device, &scene.tiny), &prompts, 50);

@@ -10,6 +10,7 @@ mod errors;
 mod experts;
 mod nodes;
 mod parity;
+mod predictors;
 mod selection;
 mod stores;
 
@@ -43,6 +44,7 @@ macro_rules! tests {
 const TESTS: &[(&str, Test)] = &tests![
     parity::oasis_tiny_says_what_it_says_on_the_cpu,
     parity::other_policies_say_what_they_say_on_the_cpu,
+    parity::predictors_that_correct_or_look_ahead_say_what_they_say_on_the_cpu,
     parity::answers_are_those_of_the_cpu,
     parity::other_shapes_say_what_they_say_on_the_cpu,
     parity::smollm2_says_what_it_says_on_the_cpu,
@@ -54,6 +56,9 @@ const TESTS: &[(&str, Test)] = &tests![
     batching::a_seed_gives_the_same_tokens,
     batching::a_finished_prefill_keeps_its_token_while_others_decode,
     selection::every_selection_follows_the_rules_of_the_working_set,
+    predictors::a_choice_that_is_never_corrected_is_that_of_last_query,
+    predictors::a_choice_that_is_always_corrected_is_that_of_exact,
+    predictors::policies_without_device_code_are_refused_beside_them,
     adaptive::a_cap_that_cannot_move_is_a_constant_one,
     adaptive::a_cap_follows_what_the_device_measures_of_the_link,
     accounting::a_release_in_any_phase_leaves_nothing_behind,

@@ -86,6 +86,24 @@ pub fn other_policies_say_what_they_say_on_the_cpu(scene: &Scene) {
     check(scene, "oasis-tiny", &scene.tiny, &kinds.map(Some), &prompts, 70);
 }
 
+pub fn predictors_that_correct_or_look_ahead_say_what_they_say_on_the_cpu(scene: &Scene) {
+    let kinds = [
+        "predictor.kind=freekv",
+        "predictor.kind=freekv predictor.min_similarity=0.6 predictor.sinks=1 selector.kind=lfu",
+        "predictor.kind=infinigen",
+        "predictor.kind=infinigen summarizer.kind=quest-fp8 predictor.recent=2 selector.kind=hysteresis",
+    ];
+    let prompts = [1, 17, 300, 2_100, 4_096].map(|tokens| scene.prompts.prose(tokens, 5));
+    check(scene, "oasis-tiny", &scene.tiny, &kinds.map(Some), &prompts, 70);
+    let shape =
+        Shape { hidden: 576, layers: 5, q_heads: 9, kv_heads: 3, head_dim: 64, inner: 1_536, ..Shape::rounded() };
+    let (spec, weights, head) = synthetic::weights(3, &shape);
+    let (vocab, random) = (spec.vocab, &mut Random::new(12));
+    let model = Twin::new(spec, weights, head.into());
+    let prompts = [31, 600].map(|n| (0..n).map(|_| TokenId::from(random.below(vocab))).collect::<Vec<_>>());
+    check(scene, "9 x 3 heads of 64", &model, &[Some(kinds[0]), Some(kinds[2])], &prompts, 66);
+}
+
 /// Answers to questions that the model is trained for, word for word: there it is sure of every token.
 pub fn answers_are_those_of_the_cpu(scene: &Scene) {
     let questions: Vec<Vec<TokenId>> = [4_096, 8_192]
@@ -155,7 +173,8 @@ pub fn a_budget_of_all_blocks_is_dense(scene: &Scene) {
     let prompts = [5, 160, 1_000].map(|tokens| scene.prompts.prose(tokens, 2));
     let mut dense = Setup::dense(1, 1_200).start(&scene.device, &scene.tiny);
     let want = prompts.each_ref().map(|prompt| Speech::alone(&mut dense, prompt, 80));
-    for kind in KINDS.into_iter().flatten() {
+    let others = ["predictor.kind=freekv", "predictor.kind=infinigen"];
+    for kind in KINDS.into_iter().flatten().chain(others) {
         let mut sparse = Setup::sparse(1 << 20, &[kind], 1, 1_200).start(&scene.device, &scene.tiny);
         for (prompt, want) in prompts.iter().zip(&want) {
             let parity = want.compare(&Speech::along(&mut sparse, prompt, &want.tokens));

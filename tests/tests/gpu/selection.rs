@@ -76,7 +76,7 @@ impl Oracle {
 }
 
 pub fn every_selection_follows_the_rules_of_the_working_set(scene: &Scene) {
-    let policies: [&[&str]; 15] = [
+    let policies: [&[&str]; 18] = [
         &["predictor.kind=draft-query", "selector.fetch_ratio=0.25"],
         &["predictor.kind=draft-query", "selector.kind=fetch-all", "summarizer.kind=mean"],
         &["predictor.kind=last-query", "selector.fetch_ratio=0.1"],
@@ -91,6 +91,9 @@ pub fn every_selection_follows_the_rules_of_the_working_set(scene: &Scene) {
         &["predictor.kind=last-query", "selector.fetch_ratio=0.25", "predictor.recent=3", "summarizer.kind=arkvale"],
         &["predictor.kind=draft-query", "selector.fetch_ratio=0.25", "summarizer.kind=shadowkv"],
         &["predictor.kind=streaming-llm", "selector.fetch_ratio=0.25"],
+        &["predictor.kind=freekv", "predictor.min_similarity=-1", "selector.fetch_ratio=0.25"],
+        &["predictor.kind=infinigen", "selector.fetch_ratio=0.25"],
+        &["predictor.kind=infinigen", "selector.kind=lfu", "summarizer.kind=mean"],
         &["predictor.kind=random", "predictor.seed=5", "selector.fetch_ratio=0.5"],
     ];
     // One that begins without a block, and one that completes a block in its first step, among others.
@@ -101,7 +104,7 @@ pub fn every_selection_follows_the_rules_of_the_working_set(scene: &Scene) {
         let kept = config.predictor.build().unwrap().by_score().expect("a predictor that ranks by score").kept;
         let mut executor = Setup::sparse(BUDGET, settings, 4, 1_000).start(&scene.device, &scene.tiny);
         let (kv_heads, model_layers) = (scene.tiny.spec.kv_heads, scene.tiny.spec.layers);
-        let lag = usize::from(settings[0].ends_with("exact"));
+        let lag = usize::from(settings[0].ends_with("exact") || settings[0].ends_with("infinigen"));
         let mut rows: Vec<_> = (0..)
             .map(RequestId)
             .zip(&prompts)

@@ -11,7 +11,13 @@ use oasis_tests::gpu::{self, Setup, Speech, assert_nothing_held, step_all};
 use oasis_tests::models::start;
 use std::sync::Arc;
 
-pub const PREDICTORS: [&str; 3] = ["predictor.kind=draft-query", "predictor.kind=last-query", "predictor.kind=exact"];
+pub const PREDICTORS: [&str; 5] = [
+    "predictor.kind=draft-query",
+    "predictor.kind=last-query",
+    "predictor.kind=exact",
+    "predictor.kind=freekv",
+    "predictor.kind=infinigen",
+];
 
 pub fn store(settings: &[String]) -> Arc<dyn KvStore> {
     let layers: Vec<Layer> = settings.iter().map(|set| Layer::assignment("--set", set).unwrap()).collect();
