@@ -7,6 +7,10 @@
 //!   them would cost a small batch more than an earlier scan gains;
 //! - transfer: gather(l) after selection(l) for the first layers; those of the others are left to the start of the next
 //!   step, so that no step ends with a transfer that nothing hides.
+//!
+//! Where a layer ranks by the query that is about to attend, its stages run in front of its attention on the foreground's
+//! stream; see `correct` for those that do only where a query has turned away, and `ahead` for those that run beside the
+//! layer before.
 
 use super::memory::{Activations, LayerSets, ScheduleArrays, SparseMemory};
 use super::options::Residency;
