@@ -141,7 +141,7 @@ fn what_does_not_fit_is_refused_at_once() {
     on_gpu(&["nodes.transport=ucx-tcp"], "expected nodes.transport = \"tcp\" with device.kind = \"cuda\"");
     on_gpu(&["nodes.transport=roce"], "expected nodes.transport = \"tcp\" with device.kind = \"cuda\"");
     on_gpu(&["transport.kind=pcie-copy-engine"], "found the copy engine as transport");
-    on_gpu(&["selector.kind=adaptive-cap"], "found a policy without device code");
+    on_gpu(&["selector.kind=adaptive-cap"], "found a policy that the host runs");
     let elsewhere = ["--set", "nodes.ucx_library=/nowhere/libucp.so.0"];
     refused(
         &[&["--role", "prefill"], &MEMORY[..], &elsewhere].concat(),

@@ -137,8 +137,10 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
     }
     if options.through_store && (options.copy_engine || options.bridge().is_some()) {
         let expected = "a store that is host memory, which policies of the host and the copy engine need";
-        let error = ConfigError::new("store.kind", expected, "another")
-            .hint("dram is one; or choose policies with device code (`oasis list`) and transport.kind = \"pcie-uva\"");
+        let error = ConfigError::new("store.kind", expected, "another").hint(
+            "dram is one; or choose policies with device code (`oasis list`), a constant cap and transport.kind = \
+                 \"pcie-uva\"",
+        );
         return Err(resolved.locate(error).into());
     }
     Ok(options)
@@ -157,16 +159,16 @@ pub fn node_options(resolved: &Resolved, spec: &DecoderSpec, has_head: bool) -> 
     let Residency::Sparse(sparse) = &mut options.residency else {
         return refuse("kv.budget_blocks = \"all\"", "set a number of blocks");
     };
+    sparse.through_store = true;
     if sparse.bridge().is_some() {
         return refuse(
-            "a policy without device code",
-            "choose policies with device code (`oasis list`); device.kind = \"cpu\" hands over any",
+            "a policy that the host runs",
+            "choose policies with device code (`oasis list`) and a constant cap; device.kind = \"cpu\" hands over any",
         );
     }
     if sparse.copy_engine {
         return refuse("the copy engine as transport", "transport.kind = \"pcie-uva\" is the usual one");
     }
-    sparse.through_store = true;
     Ok(options)
 }
 
@@ -265,7 +267,7 @@ pub fn start_over(
     store: Option<Arc<dyn KvStore>>,
 ) -> CliResult<CudaExecutor> {
     let device = Device::open(config.device.ordinal)?;
-    let mut parts = HostParts { policies: None, store };
+    let mut parts = HostParts { store, ..HostParts::default() };
     if let Residency::Sparse(sparse) = &mut options.residency {
         if let Some(bridge) = sparse.bridge() {
             tracing::warn!("{}", bridge_notice(sparse, bridge));

@@ -14,6 +14,9 @@ pub(super) struct CorrectionMemory {
     rule: Correction,
     /// bf16 `[layers][rows][q_heads * head_dim]`.
     kept: DeviceBuffer<bf16>,
+    rows: usize,
+    /// Elements of a row's queries.
+    width: usize,
     /// i32: positions `[stride]`, blocks `[stride]`, first tiles `[stride]`, as a selection and a scan take them. Of one
     /// layer after the other.
     ranked: DeviceBuffer<i32>,
@@ -37,6 +40,8 @@ impl CorrectionMemory {
         Ok(Self {
             rule,
             kept: device.zeros(layers * rows * width)?,
+            rows,
+            width,
             ranked: device.zeros(3 * stride)?,
             stride,
             arrived: device.zeros(1)?,
@@ -44,7 +49,23 @@ impl CorrectionMemory {
         })
     }
 
-    fn rows(&self) -> RankedRows {
+    fn first(&self, layer: usize, row: usize) -> usize {
+        (layer * self.rows + row) * self.width
+    }
+
+    /// A row's queries of its last step, `[q_heads][head_dim]`.
+    pub fn queries(&self, layer: usize, row: usize) -> Result<Vec<f32>, DeviceError> {
+        let queries = self.kept.read_at(self.first(layer, row), self.width)?;
+        Ok(queries.into_iter().map(bf16::to_f32).collect())
+    }
+
+    /// Makes `queries` those of the row's last step.
+    pub fn restore(&mut self, layer: usize, row: usize, queries: &[f32]) -> Result<(), DeviceError> {
+        let queries: Vec<bf16> = queries.iter().copied().map(bf16::from_f32).collect();
+        self.kept.write_at(self.first(layer, row), &queries)
+    }
+
+    fn ranked_rows(&self) -> RankedRows {
         let array = |index: usize| self.ranked.address().offset(index * self.stride * 4);
         RankedRows { newest: array(0), blocks: array(1), tile_start: array(2) }
     }
@@ -60,7 +81,7 @@ impl Parts {
     /// before, and waits for their transfer, all on `stream`. The layer's transfer of the step before is done.
     pub fn correct(&self, stages: Stages<'_>, stream: &Stream) -> Result<(), DeviceError> {
         let Some(memory) = &stages.sparse.correction else { return Ok(()) };
-        let rows = memory.rows();
+        let rows = memory.ranked_rows();
         self.find_corrections(memory, stages, rows, stream)?;
         let again = Stages { rows, ..stages };
         self.scan(again, stream)?;
@@ -84,10 +105,10 @@ impl Parts {
     ) -> Result<(), DeviceError> {
         let Some(kernel) = &stages.programs.correct else { return Ok(()) };
         let (scope, spec): (Scope, _) = (stages.scope, &self.model.spec);
-        let row = stages.layer * self.memory.rows + scope.first_row();
+        let first = memory.first(stages.layer, scope.first_row());
         let params = CorrectParams {
             q: stages.query,
-            kept: memory.kept.address().offset(row * spec.q_heads * spec.head_dim * 2),
+            kept: memory.kept.address().offset(first * 2),
             position: self.schedule(scope).position(),
             ranked: rows.newest,
             blocks: rows.blocks,

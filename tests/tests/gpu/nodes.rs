@@ -47,8 +47,9 @@ fn sequence(scene: &Scene, tokens: usize, temperature: f32) -> Sequence {
 pub fn a_request_moves_between_two_gpu_executors(scene: &Scene) {
     // Longer than the working set, shorter, shorter than a block; the first step of one completes a block.
     let sequences = [(300, 0.0), (1_007, 0.8), (40, 0.0), (9, 0.8)].map(|(tokens, heat)| sequence(scene, tokens, heat));
-    let [draft, last, exact] = PREDICTORS;
-    for (predictor, prefill_layers) in [(draft, None), (draft, Some(2)), (last, None), (exact, None)] {
+    let [draft, last, exact, again, ahead] = PREDICTORS;
+    let others = [last, exact, again, ahead].map(|predictor| (predictor, None));
+    for (predictor, prefill_layers) in [(draft, None), (draft, Some(2))].into_iter().chain(others) {
         let mut chain = chain(scene, &setup(predictor, prefill_layers), 4);
         let want = chain.say(&sequences, TOKENS, &[]);
         // After the first step, as nodes do; again and again; where a block has just been completed, and where not.

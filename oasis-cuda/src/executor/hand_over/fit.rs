@@ -29,6 +29,8 @@ pub struct Fit {
     pub tile_bytes: usize,
     /// 1 where selections wait for the step's own query: they see the block that a step completes in the next step only.
     pub lag: usize,
+    /// Elements of a step's queries; 0 where choices are not corrected.
+    pub query: usize,
     /// `None` without a draft head.
     pub draft: Option<DraftWidths>,
 }
@@ -99,7 +101,7 @@ impl Fit {
     fn check_layer(&self, place: Place, last_step: Step, state: &LayerHandOver) -> Result<(), String> {
         let words = self.geometry.kv_heads * place.tiles() * self.tile_bytes / size_of::<u32>();
         state.check(&self.geometry, place.position, self.slots, words)?;
-        expect("elements of a query", 0, state.query.len())?;
+        expect("elements of a query", self.query, state.query.len())?;
         expect("complete blocks", place.blocks, state.blocks(&self.geometry, place.position).unwrap_or(0))?;
         for held in &state.slots {
             // Attention reads the first slots, as many as there are blocks for.
@@ -141,7 +143,8 @@ mod tests {
             block_tokens: BLOCK_TOKENS,
             dtype: KvDtype::Bf16,
         };
-        Fit { geometry, slots: 3, tile_bytes: TILE, lag, draft: Some(DraftWidths { token: 64, taps: 96, blocks: 3 }) }
+        let draft = Some(DraftWidths { token: 64, taps: 96, blocks: 3 });
+        Fit { geometry, slots: 3, tile_bytes: TILE, lag, query: 0, draft }
     }
 
     /// What a request of `position` tokens hands over, 5 of them decoded.
@@ -224,6 +227,9 @@ mod tests {
         assert!(problem.contains("expected 4 complete blocks, found 3"), "{problem}");
         let problem = behind.check(59, 80, &state(&beside, 64)).unwrap_err();
         assert!(problem.contains("expected 3 complete blocks, found 4"), "{problem}");
+        let corrects = Fit { query: 256, ..beside };
+        let problem = corrects.check(65, 80, &state(&beside, 70)).unwrap_err();
+        assert!(problem.contains("expected 256 elements of a query, found 0"), "{problem}");
         let without = Fit { draft: None, ..beside };
         assert!(without.check(65, 80, &state(&beside, 70)).unwrap_err().contains("expected no draft state"));
     }

@@ -10,6 +10,7 @@
 //! | the block being filled | `tail`, at its number's parity; bf16, swizzled | [`LayerHandOver::tail`], f32 |
 //! | summaries | `summaries`, tiles of 16 blocks | [`LayerHandOver::summaries`], `[kv_heads][tiles]` whole tiles as they are |
 //! | KV of the draft head | `DraftMemory::entries`, the row's pages | [`DraftHandOver`], f32 |
+//! | queries of the last step, where choices are corrected | `CorrectionMemory`, bf16 | [`LayerHandOver::query`], f32 |
 //! | taps of the last position | `DraftMemory::taps`, bf16 | [`DraftHandOver::taps`], f32 |
 //! | position | `Request`; a kernel's input | [`HandOver::prompt_tokens`] and [`HandOver::steps`] |
 //! | step of the newest choice | `Memory::step`, of all rows | [`HandOver::last_step`] |
@@ -17,7 +18,7 @@
 //! | scores, lists of copies, activations | scratch of a step | nothing |
 //!
 //! A block that the step before completed is summarised already when its selection is still to come, as with
-//! `QuerySource::Exact`: the tail is full then, and the tiles have one block more than the store.
+//! `QuerySource::Exact` and `QuerySource::PreviousLayer`: the tail is full then, and the tiles have one block more than the store.
 
 mod fit;
 mod pack;
@@ -70,7 +71,11 @@ impl CudaExecutor {
             geometry: self.info.geometry,
             slots: self.parts.extent.slots,
             tile_bytes: self.parts.tile_bytes(),
-            lag: usize::from(!self.parts.runs_beside()),
+            lag: usize::from(self.parts.chooses_first()),
+            query: match self.parts.memory.sparse.as_ref().is_some_and(|sparse| sparse.correction.is_some()) {
+                true => self.info.geometry.q_heads * self.info.geometry.head_dim,
+                false => 0,
+            },
             draft: draft.map(|head| DraftWidths {
                 token: head.spec.kv_heads * head.spec.head_dim,
                 taps: 3 * head.spec.target_hidden,
@@ -127,7 +132,8 @@ impl CudaExecutor {
             summaries.extend(tiles.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)));
         }
         let tail = read_tail(&tails, place.tail(), place.tail_tokens(), kv_heads, head_dim);
-        Ok(LayerHandOver { summaries, tail, query: Vec::new(), slots })
+        let query = sparse.correction.as_ref().map(|correction| correction.queries(layer, row)).transpose()?;
+        Ok(LayerHandOver { summaries, tail, query: query.unwrap_or_default(), slots })
     }
 
     fn draft_state(&self, row: usize, place: Place) -> Result<Option<DraftHandOver>, DeviceError> {
@@ -187,6 +193,9 @@ impl CudaExecutor {
         let (slots, tiles, tile) = (self.parts.extent.slots, self.parts.extent.tiles, self.parts.tile_bytes());
         let (pair, entry) = (row * kv_heads, entry_bytes(head_dim));
         let sparse = self.parts.memory.sparse.as_mut().context("expected sparse decoding, found a dense executor")?;
+        if let Some(correction) = &mut sparse.correction {
+            correction.restore(layer, row, &state.query)?;
+        }
         let sets = &mut sparse.layers[layer];
 
         let mut blocks = vec![-1_i32; kv_heads * slots];
