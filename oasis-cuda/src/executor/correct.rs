@@ -126,7 +126,7 @@ impl Parts {
     }
 }
 
-/// What corrections need, where the policies ask for any.
+/// Rows that have chosen again since the start; 0 where choices are not corrected.
 pub(super) fn corrected_rows(sparse: Option<&SparseMemory>) -> Result<u64, DeviceError> {
     sparse.and_then(|sparse| sparse.correction.as_ref()).map_or(Ok(0), CorrectionMemory::corrected)
 }
