@@ -81,7 +81,6 @@ impl Scene {
             prefill_chunk: random.pick(&[1, 16, 23, 512]),
             threads: 1,
             kv_memory,
-            draft_window: None,
         };
         let mut executor = CpuExecutor::new(model, Residency::Sparse(parts), options, Tracer::default()).unwrap();
         let held = Arc::default();
