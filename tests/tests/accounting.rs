@@ -76,12 +76,7 @@ impl Scene {
         let model = synthetic::model(1);
         let parts = parts(&model, budget, block_tokens, &settings);
         let rows_per_block = parts.summarizer.rows_per_block();
-        let options = CpuOptions {
-            block_tokens,
-            prefill_chunk: random.pick(&[1, 16, 23, 512]),
-            threads: 1,
-            kv_memory,
-        };
+        let options = CpuOptions { block_tokens, prefill_chunk: random.pick(&[1, 16, 23, 512]), threads: 1, kv_memory };
         let mut executor = CpuExecutor::new(model, Residency::Sparse(parts), options, Tracer::default()).unwrap();
         let held = Arc::default();
         executor.set_observer(Some(Box::new(Scales { rows_per_block, held: Arc::clone(&held) })));
