@@ -129,10 +129,7 @@ fn a_policy_that_a_gpu_does_not_run_is_named() {
     with_setting(&["device.kind=cuda"], |setting| {
         let cases = [
             ("kv.dense_layers=1", "kv.dense_layers: expected 0 on a CUDA device, found 1"),
-            (
-                "predictor.kind=infinigen",
-                "predictor.kind: expected a predictor that ranks by a query of the same layer",
-            ),
+            ("transport.kind=memcpy", "transport.kind: expected a transport that reaches GPU memory, found "),
             ("device.kind=cpu", "device.kind: expected cuda, on which all run that are compared, found cpu"),
             ("predictor.kind=nonesuch", "predictor.kind: expected one of "),
         ];
