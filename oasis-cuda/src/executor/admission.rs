@@ -1,7 +1,7 @@
 //! Taking a request in: a row, host memory, tables.
 
 use super::request::{Phase, Request};
-use super::step::HostLayers;
+use super::scope::HostLayers;
 use super::{CudaExecutor, sampler};
 use crate::device::DeviceError;
 use crate::layout::{BLOCK_TOKENS, entry_bytes};

@@ -4,29 +4,12 @@
 use super::memory::SparseMemory;
 use super::parts::{Parts, Work};
 use super::programs::SparsePrograms;
-use super::step::{Scope, Stages};
-use crate::device::{Device, DeviceBuffer, DeviceError};
+use super::scope::Scope;
+use super::stages::Stages;
+use crate::device::DeviceError;
 use crate::gemm::GemmShape;
 use crate::kernels::{Address, AppendParams};
-use half::bf16;
 use oasis_core::pipeline::Track;
-
-/// Queries of layers whose input is not there yet.
-pub(super) struct AheadQueries {
-    /// bf16 `[2][rows][q_heads * head_dim]`: layers take turns, since a scan may still read when the next are written.
-    queries: DeviceBuffer<bf16>,
-}
-
-impl AheadQueries {
-    /// Queries of a row have `width` elements.
-    pub fn new(device: &Device, rows: usize, width: usize) -> Result<Self, DeviceError> {
-        Ok(Self { queries: device.zeros(2 * rows * width)? })
-    }
-
-    fn of_layer(&self, layer: usize) -> Address {
-        self.queries.address().offset(layer % 2 * self.queries.bytes() / 2)
-    }
-}
 
 impl Parts {
     /// Begins the choice of the layer after `layer`, whose input is in the residual stream and whose own queries, keys and

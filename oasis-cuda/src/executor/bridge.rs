@@ -5,7 +5,7 @@ use super::host_side::{HostSide, Member, read_keys};
 use super::memory::{LayerSets, SparseMemory};
 use super::options::Bridge;
 use super::parts::Parts;
-use super::step::Scope;
+use super::scope::Scope;
 use crate::device::{DeviceError, PinnedBuffer, Stream};
 use crate::kernels::{Address, CopyList, EntryCopy};
 use crate::layout::{BLOCK_TOKENS, entry_bytes};

@@ -1,80 +1,13 @@
 //! Choices that are made again where queries have turned away: before attention, which waits for selection and transfer.
 
+use super::choices::{CorrectionMemory, RankedRows};
 use super::memory::SparseMemory;
 use super::parts::Parts;
-use super::step::{RankedRows, Scope, Stages};
-use crate::device::{Device, DeviceBuffer, DeviceError, Stream};
+use super::scope::Scope;
+use super::stages::Stages;
+use crate::device::{DeviceError, Stream};
 use crate::kernels::{Address, CorrectParams};
-use half::bf16;
 use oasis_core::pipeline::Track;
-use oasis_core::policy::Correction;
-
-/// Queries of the step before, and the rows that choose again.
-pub(super) struct CorrectionMemory {
-    rule: Correction,
-    /// bf16 `[layers][rows][q_heads * head_dim]`.
-    kept: DeviceBuffer<bf16>,
-    rows: usize,
-    /// Elements of a row's queries.
-    width: usize,
-    /// i32: positions `[stride]`, blocks `[stride]`, first tiles `[stride]`, as a selection and a scan take them. Of one
-    /// layer after the other.
-    ranked: DeviceBuffer<i32>,
-    stride: usize,
-    /// u32 `[1]`.
-    arrived: DeviceBuffer<u32>,
-    /// u64 `[1]`: rows that have chosen again, summed over layers and steps.
-    corrected: DeviceBuffer<u64>,
-}
-
-impl CorrectionMemory {
-    /// Queries have `width` elements.
-    pub fn new(
-        device: &Device,
-        rule: Correction,
-        layers: usize,
-        rows: usize,
-        width: usize,
-    ) -> Result<Self, DeviceError> {
-        let stride = (rows + 1).next_multiple_of(4);
-        Ok(Self {
-            rule,
-            kept: device.zeros(layers * rows * width)?,
-            rows,
-            width,
-            ranked: device.zeros(3 * stride)?,
-            stride,
-            arrived: device.zeros(1)?,
-            corrected: device.zeros(1)?,
-        })
-    }
-
-    fn first(&self, layer: usize, row: usize) -> usize {
-        (layer * self.rows + row) * self.width
-    }
-
-    /// A row's queries of its last step, `[q_heads][head_dim]`.
-    pub fn queries(&self, layer: usize, row: usize) -> Result<Vec<f32>, DeviceError> {
-        let queries = self.kept.read_at(self.first(layer, row), self.width)?;
-        Ok(queries.into_iter().map(bf16::to_f32).collect())
-    }
-
-    /// Makes `queries` those of the row's last step.
-    pub fn restore(&mut self, layer: usize, row: usize, queries: &[f32]) -> Result<(), DeviceError> {
-        let queries: Vec<bf16> = queries.iter().copied().map(bf16::from_f32).collect();
-        self.kept.write_at(self.first(layer, row), &queries)
-    }
-
-    fn ranked_rows(&self) -> RankedRows {
-        let array = |index: usize| self.ranked.address().offset(index * self.stride * 4);
-        RankedRows { newest: array(0), blocks: array(1), tile_start: array(2) }
-    }
-
-    /// Rows that have chosen again since the start, summed over layers and steps.
-    pub fn corrected(&self) -> Result<u64, DeviceError> {
-        Ok(self.corrected.read()?[0])
-    }
-}
 
 impl Parts {
     /// Chooses again, by the queries that are about to attend, for the rows whose queries have turned away since the step

@@ -3,7 +3,8 @@
 use super::options::StepMode;
 use super::parts::Parts;
 use super::request::Phase;
-use super::step::{PADDING, Scope};
+use super::scope::Scope;
+use super::step::PADDING;
 use super::timeline::{self, Mark};
 use super::{CudaExecutor, StepGraph};
 use crate::device::{DeviceError, Range};

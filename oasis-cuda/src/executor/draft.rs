@@ -1,8 +1,9 @@
 //! The draft head of a step.
 
+use super::layer::{HeadShape, KvPlace};
 use super::parts::Parts;
 use super::sampling::Choice;
-use super::step::{HeadShape, KvPlace, Scope};
+use super::scope::Scope;
 use crate::device::DeviceError;
 use crate::gemm::Output;
 use crate::kernels::{Address, AttentionParams, EmbedParams};

@@ -1,7 +1,7 @@
 //! The first decode step of a request.
 
 use super::CudaExecutor;
-use super::step::{FirstStep, HostLayers, Scope};
+use super::scope::{FirstStep, HostLayers, Scope};
 use crate::device::{DeviceError, Range};
 use crate::kernels::StepInput;
 use crate::layout::{BLOCK_TOKENS, entry_bytes};

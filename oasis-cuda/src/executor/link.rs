@@ -1,6 +1,5 @@
 //! How fast planned entries cross the link, for selectors that follow it: of the host, and of the device.
 
-use super::parts::Parts;
 use crate::device::{Device, DeviceBuffer, DeviceError, Event, PinnedBuffer, Stream};
 use crate::kernels::{Address, LinkStamps};
 use oasis_core::ids::{LayerId, Step};
@@ -114,6 +113,13 @@ impl LinkFollower {
         (cap as usize, self.meter.rate())
     }
 
+    /// Queues what brings the cap of a step to the device.
+    pub fn queue_cap(&self, stream: &Stream) -> Result<(), DeviceError> {
+        // SAFETY: both sides hold a number; the host changes its own between steps, and selections of the step before are
+        // done.
+        unsafe { stream.copy(self.link_cap(), self.shared.address(), size_of::<u32>()) }
+    }
+
     /// Where selections find the cap.
     pub fn link_cap(&self) -> Address {
         self.link_cap.address()
@@ -122,22 +128,6 @@ impl LinkFollower {
     /// Where a layer's kernels write their times.
     pub fn stamps(&self, layer: usize) -> Address {
         self.shared.address().offset(STAMPS + layer * size_of::<LinkStamps>())
-    }
-}
-
-impl Parts {
-    /// Where a layer's kernels write their times; none where the cap does not follow the link.
-    pub fn stamps(&self, layer: usize) -> Address {
-        self.link_follower.as_ref().map_or(Address::NONE, |link| link.borrow().stamps(layer))
-    }
-
-    /// Queues what brings the cap of a step to the device, where it follows the link.
-    pub fn queue_link_cap(&self, stream: &Stream) -> Result<(), DeviceError> {
-        let Some(link) = &self.link_follower else { return Ok(()) };
-        let link = link.borrow();
-        // SAFETY: both sides hold a number; the host changes its own between steps, and selections of the step before are
-        // done.
-        unsafe { stream.copy(link.link_cap(), link.shared.address(), size_of::<u32>()) }
     }
 }
 

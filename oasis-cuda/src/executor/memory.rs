@@ -1,7 +1,6 @@
 //! Device memory of an executor: everything is allocated at the start, and a request is a row of it.
 
-use super::ahead::AheadQueries;
-use super::correct::CorrectionMemory;
+use super::choices::{AheadQueries, CorrectionMemory};
 use super::mixture::{ExpertMemory, ExpertShape};
 use super::options::{CudaOptions, Residency};
 use super::plan::{Extent, MemoryPlan};

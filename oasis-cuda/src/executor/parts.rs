@@ -103,6 +103,11 @@ pub(super) struct Parts {
 }
 
 impl Parts {
+    /// Where a layer's kernels write their times; none where the cap does not follow the link.
+    pub fn stamps(&self, layer: usize) -> Address {
+        self.link_follower.as_ref().map_or(Address::NONE, |link| link.borrow().stamps(layer))
+    }
+
     pub fn layers(&self) -> usize {
         self.model.spec.layers
     }

@@ -4,7 +4,7 @@
 use super::experts::Routed;
 use super::parts::{Parts, Work};
 use super::sampling::Choice;
-use super::step::HostLayers;
+use super::scope::HostLayers;
 use crate::device::{DeviceError, HeadRows, Range};
 use crate::gemm::{GemmShape, Output};
 use crate::kernels::{AddNormParams, Address, AppendPromptParams, EmbedParams};

@@ -5,7 +5,7 @@ use super::decoding::token_of;
 use super::plan::LAYERS_AHEAD;
 use super::prefill::Prompt;
 use super::request::{Phase, Request};
-use super::step::HostLayers;
+use super::scope::HostLayers;
 use crate::device::DeviceError;
 use oasis_core::executor::PrefillProgress;
 use oasis_core::geometry::KvFootprint;

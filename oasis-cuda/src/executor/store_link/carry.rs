@@ -7,7 +7,7 @@ use crate::executor::memory::SparseMemory;
 use crate::executor::parts::Parts;
 use crate::executor::plan::{BOUNCES, RETURNS};
 use crate::executor::programs::SparsePrograms;
-use crate::executor::step::HostLayers;
+use crate::executor::scope::HostLayers;
 use crate::kernels::{Address, CopyList, GatherParams};
 use crate::layout::entry_bytes;
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId};
