@@ -1,5 +1,6 @@
 //! Ctrl-C: the first asks long loops to end, the second ends the process.
 
+use crate::error::{CliError, CliResult};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Exit code after Ctrl-C: 128 and the number of SIGINT.
@@ -19,6 +20,14 @@ pub fn catch() {
     if let Err(error) = ctrlc::set_handler(handler) {
         tracing::debug!("Ctrl-C is not caught: {error}");
     }
+}
+
+/// Ends a long loop after Ctrl-C.
+///
+/// # Errors
+/// [`CliError::Interrupted`] when Ctrl-C was pressed since [`catch`].
+pub fn check() -> CliResult {
+    if requested() { Err(CliError::Interrupted) } else { Ok(()) }
 }
 
 /// Whether Ctrl-C was pressed since [`catch`].

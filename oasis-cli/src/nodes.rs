@@ -187,9 +187,7 @@ pub fn ask(
     let mut decoder = text.decoder();
     let bar = Progress::parts("reading the prompt");
     let (finish, metrics) = loop {
-        if crate::interrupt::requested() {
-            return Err(CliError::Interrupted);
-        }
+        crate::interrupt::check()?;
         match client.next(PATIENCE)? {
             None => {}
             Some(NodeAnswer::Progress { done, total }) => bar.set(done, total),

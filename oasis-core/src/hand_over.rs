@@ -134,15 +134,11 @@ impl LayerHandOver {
             let expected = position % block_tokens * 2 * kv_heads * head_dim;
             format!("expected {expected} elements of the tail block, found {}", self.tail.len())
         })?;
-        let expect = |what: &str, expected: usize, found: usize| match expected == found {
-            true => Ok(()),
-            false => Err(format!("expected {expected} {what}, found {found}")),
-        };
-        expect("words of summaries", summary_words, self.summaries.len())?;
+        expect_count("words of summaries", summary_words, self.summaries.len())?;
         if !self.query.is_empty() {
-            expect("elements of a query", geometry.q_heads * head_dim, self.query.len())?;
+            expect_count("elements of a query", geometry.q_heads * head_dim, self.query.len())?;
         }
-        expect("KV heads with slots", kv_heads, self.slots.len())?;
+        expect_count("KV heads with slots", kv_heads, self.slots.len())?;
         for held in &self.slots {
             let mut seen = BlockSet::default();
             let mut next_slot = 0;
@@ -169,6 +165,50 @@ pub struct DraftHandOver {
     pub values: Vec<f32>,
     /// Target taps of the last position, `[3 * target_hidden]`.
     pub taps: Vec<f32>,
+}
+
+/// Sizes of what an executor keeps of a request's draft head.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftWidths {
+    /// Elements of a position's keys; values are as many.
+    pub token: usize,
+    /// Elements of a position's taps.
+    pub taps: usize,
+    /// Newest blocks whose KV is kept; `None`: all.
+    pub blocks: Option<usize>,
+}
+
+impl HandOver {
+    /// Whether the draft head's state fits an executor that expects `widths`, `None` for no head.
+    ///
+    /// # Errors
+    /// What does not fit, in words.
+    pub fn check_draft(&self, geometry: &KvGeometry, widths: Option<DraftWidths>) -> Result<(), String> {
+        match (&self.draft, widths) {
+            (None, None) => Ok(()),
+            (Some(draft), Some(DraftWidths { token, taps, blocks })) => {
+                // The token at the newest position has not been through the head yet.
+                let positions = self.position().saturating_sub(1);
+                let elements = (positions - geometry.window_start(positions, blocks)) * token;
+                expect_count("elements of draft keys", elements, draft.keys.len())?;
+                expect_count("elements of draft values", elements, draft.values.len())?;
+                expect_count("elements of draft taps", taps, draft.taps.len())
+            }
+            (Some(_), None) => Err("expected no draft state, found some".to_owned()),
+            (None, Some(_)) => Err("expected the state of a draft head, found none".to_owned()),
+        }
+    }
+}
+
+/// Whether a peer sent as many of something as are expected.
+///
+/// # Errors
+/// Both numbers, in words.
+pub fn expect_count(what: &str, expected: usize, found: usize) -> Result<(), String> {
+    match expected == found {
+        true => Ok(()),
+        false => Err(format!("expected {expected} {what}, found {found}")),
+    }
 }
 
 #[cfg(test)]

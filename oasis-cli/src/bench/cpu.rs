@@ -99,9 +99,7 @@ pub fn measure(resolved: &Resolved, model: &Model, prompt: &[TokenId], steps: us
     let mut bandwidths = vec![read_bandwidth()];
     while times[0].len() < steps {
         for (mode, times) in times.iter_mut().enumerate() {
-            if crate::interrupt::requested() {
-                return Err(CliError::Interrupted);
-            }
+            crate::interrupt::check()?;
             let (executor, token) = match mode {
                 0 => (&mut dense, &mut tokens[0]),
                 _ => (&mut sparse, &mut tokens[1]),

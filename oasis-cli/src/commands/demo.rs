@@ -137,9 +137,7 @@ impl<E: Executor> Mode<E> {
     }
 
     fn step(&mut self, request: RequestId, token: TokenId) -> CliResult<TokenId> {
-        if crate::interrupt::requested() {
-            return Err(CliError::Interrupted);
-        }
+        crate::interrupt::check()?;
         self.tokens += 1;
         let next = self.executor.decode(&[DecodeRow { request, token }])?.remove(0);
         next.map_err(|error| CliError::Failure(error.to_string()))

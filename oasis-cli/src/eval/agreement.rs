@@ -68,9 +68,7 @@ pub fn measure(
     executor.set_observer(Some(Box::new(meter)));
     let (mut right, mut guesses) = (0, 0);
     for (index, window) in windows.iter().enumerate() {
-        if crate::interrupt::requested() {
-            return Err(CliError::Interrupted);
-        }
+        crate::interrupt::check()?;
         let request = RequestId::from(index + 1);
         let state = cpu.read(&window.context);
         executor.resume(&state, request, window.forced.len(), SamplingParams::default())?;

@@ -1,6 +1,6 @@
 //! Coverage: how much of dense attention's weight lies on what a policy has on the device, layer by layer.
 
-use crate::error::{CliError, CliResult};
+use crate::error::CliResult;
 use crate::eval::device::{Cpu, Progress};
 use crate::eval::running::{Running, Traffic};
 use crate::eval::setting::Contender;
@@ -135,9 +135,7 @@ pub fn measure(
         rows.push((contender.name(), executor, Arc::new(Mutex::new(vec![sums; layers])), Traffic::default()));
     }
     for (done, window) in windows.iter().enumerate() {
-        if crate::interrupt::requested() {
-            return Err(CliError::Interrupted);
-        }
+        crate::interrupt::check()?;
         let (state, tokens) = (cpu.read(&window.context), window.forced.len());
         let weights = Recorded::default();
         dense.set_observer(Some(Box::new(Recorder(weights.clone()))));

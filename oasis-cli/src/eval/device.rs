@@ -1,7 +1,7 @@
 //! Contenders at work: each answers every prompt, in the order that suits the device.
 
 use crate::assemble::{self, Loaded};
-use crate::error::{CliError, CliResult};
+use crate::error::CliResult;
 use crate::eval::running::Running;
 use crate::eval::setting::{Contender, Setting};
 use crate::eval::window::Window;
@@ -145,7 +145,7 @@ impl<'a> Cpu<'a> {
         let executors = contenders.iter().map(|contender| self.executor(contender));
         let mut executors = executors.collect::<CliResult<Vec<_>>>()?;
         for (prompt, Prompt { tokens, new_tokens }) in prompts.iter().enumerate() {
-            check_interrupt()?;
+            crate::interrupt::check()?;
             let state = self.read(tokens);
             for (contender, executor) in executors.iter_mut().enumerate() {
                 each(Turn { contender, prompt, running: Running::resume(executor, &state, *new_tokens)? })?;
@@ -192,14 +192,10 @@ impl<'a> Cuda<'a> {
         for (contender, name) in contenders.iter().enumerate() {
             let mut executor = self.executor(name, longest)?;
             for (prompt, Prompt { tokens, new_tokens }) in prompts.iter().enumerate() {
-                check_interrupt()?;
+                crate::interrupt::check()?;
                 each(Turn { contender, prompt, running: Running::read(&mut executor, tokens, *new_tokens)? })?;
             }
         }
         Ok(())
     }
-}
-
-fn check_interrupt() -> CliResult {
-    if crate::interrupt::requested() { Err(CliError::Interrupted) } else { Ok(()) }
 }

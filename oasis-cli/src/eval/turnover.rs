@@ -1,6 +1,6 @@
 //! Turnover: how much of a choice of blocks is new from one step to the next, layer by layer.
 
-use crate::error::{CliError, CliResult};
+use crate::error::CliResult;
 use crate::eval::device::{Cpu, Progress};
 use crate::eval::meter::{Chooser, share};
 use crate::eval::running::Running;
@@ -146,9 +146,7 @@ pub fn measure(
     let (meter, sums) = Meter::new(chooser, geometry.layers);
     executor.set_observer(Some(Box::new(meter)));
     for (index, window) in windows.iter().enumerate() {
-        if crate::interrupt::requested() {
-            return Err(CliError::Interrupted);
-        }
+        crate::interrupt::check()?;
         let state = cpu.read(&window.context);
         window.follow(Running::resume(executor, &state, window.forced.len())?, |_| Ok(()))?;
         progress(index + 1, windows.len());

@@ -1,6 +1,6 @@
 //! Recording: what a run wants at every step.
 
-use crate::error::{CliError, CliResult};
+use crate::error::CliResult;
 use crate::eval::device::{Cpu, Progress};
 use crate::eval::running::Running;
 use crate::eval::window::Window;
@@ -69,9 +69,7 @@ pub fn record(
     executor.set_observer(Some(Box::new(Recorder(recorded.clone()))));
     let before = executor.stats().steps;
     for (index, window) in windows.iter().enumerate() {
-        if crate::interrupt::requested() {
-            return Err(CliError::Interrupted);
-        }
+        crate::interrupt::check()?;
         recorded.lock().unwrap_or_else(PoisonError::into_inner).request = number(index);
         let state = cpu.read(&window.context);
         window.follow(Running::resume(executor, &state, window.forced.len())?, |_| Ok(()))?;

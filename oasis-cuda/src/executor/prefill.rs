@@ -3,6 +3,7 @@
 
 use super::experts::Routed;
 use super::parts::{Parts, Work};
+use super::plan::geometry;
 use super::sampling::Choice;
 use super::scope::HostLayers;
 use crate::device::{DeviceError, HeadRows, Range};
@@ -272,7 +273,7 @@ impl Parts {
         let DeviceAttention { qkv, qkv_bias, q_norm, k_norm, .. } = &head.attention;
         let known = prompt.tokens - 1;
         // No more blocks than pages: those of one launch are written in any order.
-        let window = known.div_ceil(BLOCK_TOKENS).saturating_sub(self.extent.draft_blocks) * BLOCK_TOKENS;
+        let window = geometry(&self.model.spec).window_start(known, Some(self.extent.draft_blocks));
         for mut chunk in chunks(known - window, memory.chunk) {
             chunk.start += window;
             let tokens = memory.prompt.address().offset((chunk.start + 1) * 4);

@@ -1,10 +1,10 @@
 //! Requests that begin on one executor and go on on another.
 
-use crate::cpu::eagle3::DraftState;
+use crate::cpu::eagle3::{DraftHead, DraftState};
 use crate::cpu::executor::CpuExecutor;
 use crate::cpu::request::Request;
 use oasis_core::executor::{Admission, RequestError, Sequence};
-use oasis_core::hand_over::{DraftHandOver, HandOver, HandsOver, LayerHandOver};
+use oasis_core::hand_over::{DraftHandOver, DraftWidths, HandOver, HandsOver, LayerHandOver, expect_count};
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId, SlotId, Step};
 use oasis_core::memory::{EntryKey, LayerCache, Resident, Summaries};
 use oasis_core::pipeline::OffloadBlocks;
@@ -127,12 +127,8 @@ impl CpuExecutor {
 
     /// What a peer sent must fit before any of it is used.
     fn check(&self, request: &Request, state: &HandOver) -> Result<(), String> {
-        let expect = |what: &str, expected: usize, found: usize| match expected == found {
-            true => Ok(()),
-            false => Err(format!("expected {expected} {what}, found {found}")),
-        };
-        expect("prompt tokens", request.prompt.len(), state.prompt_tokens)?;
-        expect("layers", self.info.geometry.layers, state.layers.len())?;
+        expect_count("prompt tokens", request.prompt.len(), state.prompt_tokens)?;
+        expect_count("layers", self.info.geometry.layers, state.layers.len())?;
         let position = state.position();
         if position > request.end() {
             return Err(format!("expected at most {} cached tokens, found {position}", request.end()));
@@ -152,19 +148,9 @@ impl CpuExecutor {
                 return Err(format!("layer {layer}: expected no step after {}, found a later one", state.last_step));
             }
         }
-        match (&state.draft, self.head()) {
-            (None, None) => Ok(()),
-            (Some(draft), Some(head)) => {
-                // The token at the newest position has not been through the head yet.
-                let positions = position.saturating_sub(1);
-                let elements = (positions - self.draft_window().start(positions)) * head.kv_width();
-                expect("elements of draft keys", elements, draft.keys.len())?;
-                expect("elements of draft values", elements, draft.values.len())?;
-                expect("elements of draft taps", head.taps_width(), draft.taps.len())
-            }
-            (Some(_), None) => Err("expected no draft state, found some".to_owned()),
-            (None, Some(_)) => Err("expected the state of a draft head, found none".to_owned()),
-        }
+        let blocks = self.draft_window().blocks;
+        let widths = |head: &DraftHead| DraftWidths { token: head.kv_width(), taps: head.taps_width(), blocks };
+        state.check_draft(&self.info.geometry, self.head().map(widths))
     }
 
     /// Words of a block's summary in one KV head of a layer.

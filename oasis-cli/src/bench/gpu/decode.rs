@@ -167,9 +167,7 @@ fn measure_mode(args: &DecodeArgs, bench: &Bench, dense: bool, report: &mut Repo
             continue;
         }
         for ratio in ratios {
-            if crate::interrupt::requested() {
-                return Err(CliError::Interrupted);
-            }
+            crate::interrupt::check()?;
             if let Some(budget) = executor.info().budget_blocks {
                 executor.set_cap(cap_of(*ratio, budget).min(budget));
             }

@@ -204,9 +204,7 @@ impl<'a> Loop<'a> {
         let (mut between, mut first) = (Duration::ZERO, Duration::ZERO);
         let start = Instant::now();
         while start.elapsed().as_secs() < self.args.seconds {
-            if crate::interrupt::requested() {
-                return Err(CliError::Interrupted);
-            }
+            crate::interrupt::check()?;
             self.admit()?;
             if let Some((id, admitted)) = self.prefilling {
                 let progress = self.executor.prefill(id).map_err(|error| CliError::Failure(error.to_string()))?;

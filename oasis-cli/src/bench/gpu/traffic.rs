@@ -162,9 +162,7 @@ fn measure(
     expect_admitted(executor.admit(oasis_core::executor::Sequence { request, ..prompt })?)?;
     let mut token = read_prompt(executor, request)?;
     let mut step = |executor: &mut CudaExecutor| -> CliResult<f64> {
-        if crate::interrupt::requested() {
-            return Err(CliError::Interrupted);
-        }
+        crate::interrupt::check()?;
         let start = Instant::now();
         let next: Result<TokenId, _> = executor.decode(&[DecodeRow { request, token }])?.remove(0);
         token = next.map_err(|error| CliError::Failure(error.to_string()))?;

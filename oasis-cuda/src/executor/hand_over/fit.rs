@@ -2,22 +2,11 @@
 
 use crate::layout::BLOCK_TOKENS;
 use oasis_core::geometry::KvGeometry;
-use oasis_core::hand_over::{HandOver, LayerHandOver};
+use oasis_core::hand_over::{DraftWidths, HandOver, LayerHandOver, expect_count};
 use oasis_core::ids::Step;
 
 /// Steps that a peer may name: half of what the device counts to.
 const MAX_STEP: u64 = 1 << 31;
-
-/// Elements of the draft head's state.
-#[derive(Debug, Clone, Copy)]
-pub struct DraftWidths {
-    /// Keys of a token; values are as many.
-    pub token: usize,
-    /// Taps of a position.
-    pub taps: usize,
-    /// Newest blocks of its KV that it keeps.
-    pub blocks: usize,
-}
 
 /// What a state must fit.
 #[derive(Debug, Clone, Copy)]
@@ -69,8 +58,8 @@ impl Fit {
 
     /// Whether a state fits a request of `prompt` tokens that has room for `end`; said in words where it does not.
     pub fn check(&self, prompt: usize, end: usize, state: &HandOver) -> Result<(), String> {
-        expect("prompt tokens", prompt, state.prompt_tokens)?;
-        expect("layers", self.geometry.layers, state.layers.len())?;
+        expect_count("prompt tokens", prompt, state.prompt_tokens)?;
+        expect_count("layers", self.geometry.layers, state.layers.len())?;
         let position = state.position();
         if state.steps == 0 || position > end {
             return Err(format!("expected {} to {end} cached tokens, found {position}", prompt + 1));
@@ -83,29 +72,17 @@ impl Fit {
             self.check_layer(place, state.last_step, state_of)
                 .map_err(|problem| format!("layer {layer}: {problem}"))?;
         }
-        match (&state.draft, self.draft) {
-            (None, None) => Ok(()),
-            (Some(draft), Some(DraftWidths { token, taps, blocks })) => {
-                // The token at the newest position has not been through the head yet.
-                let kept = position - 1 - self.geometry.window_start(position - 1, Some(blocks));
-                let elements = kept * token;
-                expect("elements of draft keys", elements, draft.keys.len())?;
-                expect("elements of draft values", elements, draft.values.len())?;
-                expect("elements of draft taps", taps, draft.taps.len())
-            }
-            (Some(_), None) => Err("expected no draft state, found some".to_owned()),
-            (None, Some(_)) => Err("expected the state of a draft head, found none".to_owned()),
-        }
+        state.check_draft(&self.geometry, self.draft)
     }
 
     fn check_layer(&self, place: Place, last_step: Step, state: &LayerHandOver) -> Result<(), String> {
         let words = self.geometry.kv_heads * place.tiles() * self.tile_bytes / size_of::<u32>();
         state.check(&self.geometry, place.position, self.slots, words)?;
-        expect("elements of a query", self.query, state.query.len())?;
-        expect("complete blocks", place.blocks, state.blocks(&self.geometry, place.position).unwrap_or(0))?;
+        expect_count("elements of a query", self.query, state.query.len())?;
+        expect_count("complete blocks", place.blocks, state.blocks(&self.geometry, place.position).unwrap_or(0))?;
         for held in &state.slots {
             // Attention reads the first slots, as many as there are blocks for.
-            expect("occupied slots", place.blocks.min(self.slots), held.len())?;
+            expect_count("occupied slots", place.blocks.min(self.slots), held.len())?;
             if let Some((place, held)) = held.iter().enumerate().find(|(place, held)| held.slot.index() != *place) {
                 return Err(format!("expected slot {place} to be occupied, found slot {}", held.slot));
             }
@@ -114,13 +91,6 @@ impl Fit {
             }
         }
         Ok(())
-    }
-}
-
-fn expect(what: &str, expected: usize, found: usize) -> Result<(), String> {
-    match expected == found {
-        true => Ok(()),
-        false => Err(format!("expected {expected} {what}, found {found}")),
     }
 }
 
@@ -143,7 +113,7 @@ mod tests {
             block_tokens: BLOCK_TOKENS,
             dtype: KvDtype::Bf16,
         };
-        let draft = Some(DraftWidths { token: 64, taps: 96, blocks: 3 });
+        let draft = Some(DraftWidths { token: 64, taps: 96, blocks: Some(3) });
         Fit { geometry, slots: 3, tile_bytes: TILE, lag, query: 0, draft }
     }
 

@@ -28,10 +28,10 @@ use super::request::{Phase, Request};
 use crate::device::{DeviceBuffer, DeviceError};
 use crate::layout::{BLOCK_TOKENS, entry_bytes};
 use anyhow::{Context, bail, ensure};
-use fit::{DraftWidths, Fit, Place};
+use fit::{Fit, Place};
 use half::bf16;
 use oasis_core::executor::{Admission, RequestError, Sequence};
-use oasis_core::hand_over::{DraftHandOver, HandOver, HandsOver, LayerHandOver};
+use oasis_core::hand_over::{DraftHandOver, DraftWidths, HandOver, HandsOver, LayerHandOver};
 use oasis_core::ids::{BlockId, LayerId, RequestId, SlotId, Step};
 use oasis_core::working_set::HeldSlot;
 use pack::{read_rows, read_tail, roll, unroll, write_rows, write_tail};
@@ -79,7 +79,7 @@ impl CudaExecutor {
             draft: draft.map(|head| DraftWidths {
                 token: head.spec.kv_heads * head.spec.head_dim,
                 taps: 3 * head.spec.target_hidden,
-                blocks: self.parts.extent.draft_blocks,
+                blocks: Some(self.parts.extent.draft_blocks),
             }),
         }
     }
