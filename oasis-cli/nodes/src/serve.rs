@@ -142,6 +142,7 @@ impl<E: HandsOver> Serving<E> {
             match self.engine.step() {
                 Ok(events) => events.into_iter().for_each(|event| self.deliver(event)),
                 Err(error) => {
+                    tracing::error!("all requests have failed: {error:#}");
                     for submission in std::mem::take(&mut self.live).into_values() {
                         let _ = submission.answers.send(Answer::Failed(format!("{error:#}")));
                     }
@@ -179,8 +180,10 @@ impl<E: HandsOver> Serving<E> {
                 let metrics = self.engine.executor().metrics(request).unwrap_or_default();
                 (request, Answer::Finished { reason, metrics })
             }
-            Event::Refused { request, reason } => (request, Answer::Failed(reason)),
-            Event::Failed { request, error } => (request, Answer::Failed(error)),
+            Event::Refused { request, reason: error } | Event::Failed { request, error } => {
+                tracing::warn!("request {request}: {error}");
+                (request, Answer::Failed(error))
+            }
         };
         let is_last = matches!(answer, Answer::Finished { .. } | Answer::Failed(_));
         if let Some(submission) = self.live.get(&request) {

@@ -294,8 +294,9 @@ impl Config {
                 .hint("128 blocks of 16 tokens is the usual budget"));
         }
         if let Budget::Blocks(0) = self.kv.draft_blocks {
-            return Err(ConfigError::new("kv.draft_blocks", "at least 1 block, or \"all\"", 0)
-                .hint("128 blocks of 16 tokens are much of what a draft head was trained on"));
+            return Err(
+                ConfigError::new("kv.draft_blocks", "at least 1 block, or \"all\"", 0).hint("\"all\" is the default")
+            );
         }
         at_least_one("engine.max_batch", self.engine.max_batch)?;
         let SamplingParams { temperature, top_p, .. } = self.sampling;
