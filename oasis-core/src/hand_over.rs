@@ -80,6 +80,11 @@ impl HandOver {
     pub fn position(&self) -> usize {
         self.prompt_tokens.saturating_add(usize::try_from(self.steps).unwrap_or(usize::MAX))
     }
+
+    /// Blocks that lie in the store, one count a layer: the rest travels as tails. 0 where a tail does not fit.
+    pub fn stored_blocks(&self, geometry: &KvGeometry) -> Vec<usize> {
+        self.layers.iter().map(|layer| layer.blocks(geometry, self.position()).unwrap_or(0)).collect()
+    }
 }
 
 /// One layer of a request.

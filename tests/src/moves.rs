@@ -68,7 +68,7 @@ impl<E: HandsOver> Chain<E> {
         let [(before, _), (next, store)] = &mut self.stops[from..from + 2] else { panic!("expected a next executor") };
         assert_eq!(next.expect(sequence.clone()).unwrap(), Admission::Admitted);
         let state = before.hand_over(sequence.request).unwrap();
-        store.grant(sequence.request, next.info().geometry.full_blocks(state.position()));
+        store.grant(sequence.request, state.stored_blocks(&next.info().geometry));
         next.take_over(sequence.request, &state).unwrap();
     }
 

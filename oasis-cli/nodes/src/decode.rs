@@ -325,17 +325,17 @@ impl Task {
         }
         let geometry = &self.geometry;
         self.reader.granted(self.request, geometry.block_bytes(), arrived.lent.as_ref()).await?;
-        self.store.grant(self.request, geometry.full_blocks(expected));
-        let wanted = |(layer, state): (usize, &LayerHandOver)| {
-            // What does not fit is refused when it is taken over.
-            let blocks = state.blocks(geometry, expected).unwrap_or(0);
+        // What does not fit is refused when it is taken over.
+        let blocks = state.stored_blocks(geometry);
+        let wanted = |(layer, (state, &blocks)): (usize, (&LayerHandOver, &usize))| {
             let wanted = match self.transfer {
                 TransferMode::Full => (0..blocks).map(BlockId::from).collect(),
                 TransferMode::Partial => state.union(blocks),
             };
             (LayerId::from(layer), wanted)
         };
-        let layers = state.layers.iter().enumerate().map(wanted).collect();
+        let layers = state.layers.iter().zip(&blocks).enumerate().map(wanted).collect();
+        self.store.grant(self.request, blocks);
         self.store.admit(self.request, layers).await.map_err(|error| error.to_string())
     }
 }

@@ -73,7 +73,7 @@ pub struct NodeMetrics {
     pub miss_bytes: u64,
     /// Blocks of a layer that crossed.
     pub blocks: u64,
-    /// Blocks of a layer of the whole prompt.
+    /// Blocks of all layers that the prefill node had: those of the prompt that did not travel as its tail.
     pub prompt_blocks: u64,
     /// Bytes of one block of a layer.
     pub block_bytes: u64,

@@ -28,7 +28,7 @@ pub struct RequestTraffic {
     pub blocks: u64,
     /// Fetches of a layer that missed something.
     pub misses: u64,
-    /// Blocks of the prompt in every layer.
+    /// Blocks of all layers that the prefill node has: those of the prompt that do not travel as its tail.
     pub prompt_blocks: u64,
     /// Bytes of one block of a layer.
     pub block_bytes: u64,
@@ -53,8 +53,8 @@ pub struct RemoteStore {
 /// One request's blocks.
 struct Granted {
     geometry: KvGeometry,
-    /// Blocks of a layer that the prefill node has.
-    blocks: usize,
+    /// Blocks that the prefill node has, one count a layer.
+    blocks: Vec<usize>,
     /// Blocks that are here, one set a layer.
     here: Vec<BlockSet>,
     traffic: RequestTraffic,
@@ -62,7 +62,8 @@ struct Granted {
 
 impl Granted {
     fn is_missing(&self, layer: LayerId, block: BlockId) -> bool {
-        block.index() < self.blocks && self.here.get(layer.index()).is_some_and(|here| !here.contains(block))
+        self.blocks.get(layer.index()).is_some_and(|&blocks| block.index() < blocks)
+            && self.here.get(layer.index()).is_some_and(|here| !here.contains(block))
     }
 
     fn arrived(&mut self, layer: LayerId, blocks: impl Iterator<Item = BlockId>) {
@@ -93,11 +94,11 @@ impl RemoteStore {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on the first `blocks` blocks of every layer of a reserved request can be read from the prefill node.
-    pub fn grant(&self, request: RequestId, blocks: usize) {
+    /// From now on the first blocks of a reserved request, `blocks[layer]` of them, can be read from the prefill node.
+    pub fn grant(&self, request: RequestId, blocks: Vec<usize>) {
         if let Some(granted) = self.lock().get_mut(&request) {
+            granted.traffic.prompt_blocks = blocks.iter().sum::<usize>() as u64;
             granted.blocks = blocks;
-            granted.traffic.prompt_blocks = (blocks * granted.geometry.layers) as u64;
             granted.traffic.block_bytes = granted.geometry.block_bytes() as u64;
         }
     }
@@ -250,7 +251,7 @@ impl KvStore for RemoteStore {
         let answer = self.inner.reserve(request, geometry, blocks);
         if answer == Reservation::Granted {
             let here = vec![BlockSet::default(); geometry.layers];
-            let granted = Granted { geometry: *geometry, blocks: 0, here, traffic: RequestTraffic::default() };
+            let granted = Granted { geometry: *geometry, blocks: Vec::new(), here, traffic: RequestTraffic::default() };
             self.lock().insert(request, granted);
         }
         answer

@@ -58,7 +58,7 @@ fn granted(blocks: Blocks, requests: &[u64]) -> (Arc<RemoteStore>, Arc<Blocks>) 
     let (store, blocks) = store(blocks);
     for &request in requests {
         assert_eq!(store.reserve(RequestId(request), &GEOMETRY, 8), Reservation::Granted);
-        store.grant(RequestId(request), 6);
+        store.grant(RequestId(request), vec![6; 2]);
     }
     (store, blocks)
 }
@@ -135,7 +135,7 @@ fn large_fetches_are_cut_into_reads_of_bounded_size() {
     let large = KvGeometry { head_dim: 64, block_tokens: 2048, ..GEOMETRY };
     let (store, _) = store(Blocks::default());
     assert_eq!(store.reserve(RequestId(1), &large, 16), Reservation::Granted);
-    store.grant(RequestId(1), 16);
+    store.grant(RequestId(1), vec![16; 2]);
     let blocks = (0..9).map(BlockId).collect();
     let wanted = BTreeMap::from([
         ((RequestId(1), LayerId(0)), blocks),
