@@ -11,7 +11,7 @@ mod summarizer;
 
 pub use predictor::{
     Correction, HashSeed, Kept, PredictBatch, PredictRequest, Predictor, PredictorSpec, QuerySource, ScoreRanking,
-    ScoreSource, rank_adjusted, rank_by_score,
+    ScoreSource, rank_adjusted, rank_by_score, split_mix64,
 };
 pub use selector::{LinkRate, SelectBatch, SelectRequest, Selector, SelectorSpec};
 pub use summarizer::{Aggregate, ScoreTask, SummarizeTask, Summarizer, SummarizerSpec};

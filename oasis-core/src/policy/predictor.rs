@@ -100,10 +100,15 @@ impl HashSeed {
     }
 }
 
-/// SplitMix64: one step of the generator that `x` is the state of.
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+/// One step of the generator that `x` is the state of.
+fn mix(mut x: u64) -> u64 {
+    split_mix64(&mut x)
+}
+
+/// The next number of a SplitMix64 generator (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+pub fn split_mix64(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }

@@ -1,7 +1,7 @@
 //! What all checks share: the device, random numbers, comparisons, timing, results.
 
 use half::bf16;
-use oasis_core::policy::{DeviceCode, SelectorSpec};
+use oasis_core::policy::{DeviceCode, SelectorSpec, split_mix64};
 use oasis_cuda::compile::Compiler;
 use oasis_cuda::device::{Device, DeviceBuffer, DeviceError, Priority, Stream};
 use oasis_cuda::kernels::KernelSpec;
@@ -142,11 +142,7 @@ pub struct Random(pub u64);
 
 impl Random {
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
+        split_mix64(&mut self.0)
     }
 
     pub fn below(&mut self, bound: usize) -> usize {

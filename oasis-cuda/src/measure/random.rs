@@ -2,17 +2,14 @@
 
 use crate::device::{Device, DeviceBuffer, DeviceError};
 use cudarc::driver::result;
+use oasis_core::policy::split_mix64;
 
 /// SplitMix64.
 pub(crate) struct Random(pub u64);
 
 impl Random {
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
+        split_mix64(&mut self.0)
     }
 
     /// From -1 to 1.
