@@ -18,7 +18,9 @@ struct Params {
     const i32* pages;        // [blocks] page of each block; null: block b is number b
     u8* tail;                // [kv_heads][2] entries: the last block, at its number % 2; null where it is not kept apart
     u8* summaries;           // [kv_heads][max_tiles] tiles of 16 blocks; null for none
-    i32 tokens, q_heads, kv_heads, max_tiles;
+    i32 tokens;
+    i32 first_query;         // first token whose queries are wanted
+    i32 q_heads, kv_heads, max_tiles;
     i32 first_block;         // block of the first token; the chunk begins with a block
     i32 last_block;          // block of the prompt's last token
     float eps;
@@ -99,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32) append_prompt(const __
         return x;
     };
     if (is_query) {
-        for (i32 token = warp; token < count; token += kWarps) turned(token, blockIdx.y);
+        for (i32 token = warp; token < count; token += kWarps)
+            if (first + token >= p.first_query) turned(token, blockIdx.y);
         return;
     }
 

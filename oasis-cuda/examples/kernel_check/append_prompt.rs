@@ -29,6 +29,7 @@ struct Case {
     ends: bool,
     first_block: usize,
     tokens: usize,
+    first_query: usize,
 }
 
 impl Case {
@@ -76,6 +77,7 @@ fn launch(rig: &Rig, case: &Case, form: &Form, given: &Given) -> Outcome<Got> {
         tail: given(case.ends, tail.address()),
         summaries: summaries.address(),
         tokens: case.tokens as i32,
+        first_query: case.first_query as i32,
         q_heads: Q_HEADS as i32,
         kv_heads: KV_HEADS as i32,
         max_tiles: TILES as i32,
@@ -89,7 +91,7 @@ fn launch(rig: &Rig, case: &Case, form: &Form, given: &Given) -> Outcome<Got> {
 }
 
 fn check_case(rig: &mut Rig, case: Case) -> Outcome<()> {
-    let Case { head_dim, form, norms, paged, ends, first_block, tokens } = case;
+    let Case { head_dim, form, norms, paged, ends, first_block, tokens, first_query } = case;
     let elements = entry_bytes(head_dim) / 2;
     let given = Given {
         qkv: rig.random.bf16s(tokens * HEADS * head_dim),
@@ -114,6 +116,9 @@ fn check_case(rig: &mut Rig, case: Case) -> Outcome<()> {
         let (block, place) = (first_block + token / 16, token % 16);
         let angles = &given.angles[(first_block * 16 + token) * head_dim..][..head_dim];
         for head in 0..Q_HEADS + KV_HEADS {
+            if head < Q_HEADS && token < first_query {
+                continue;
+            }
             let row = (token * HEADS + head) * head_dim;
             let weight = if head < Q_HEADS { &given.q_norm } else { &given.k_norm };
             let turned = transformed(&given.qkv[row..][..head_dim], norms.then_some(weight), Some(angles));
@@ -170,7 +175,10 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
         (128, 6, true, false, true, 0, 19 * 16 + 5),
         (64, 6, true, true, true, 5, 20 * 16),
     ] {
-        check_case(rig, Case { head_dim, form, norms, paged, ends, first_block, tokens })?;
+        // All queries, that of the last token, none: of a layer, of the last one, of a draft head.
+        for first_query in [0, tokens - 1, tokens] {
+            check_case(rig, Case { head_dim, form, norms, paged, ends, first_block, tokens, first_query })?;
+        }
     }
     Ok(())
 }
@@ -196,6 +204,7 @@ pub fn time(rig: &mut Rig, _: &KernelBench) -> Outcome<()> {
         tail: Address::NONE,
         summaries: summaries.address(),
         tokens: tokens as i32,
+        first_query: 0,
         q_heads: q_heads as i32,
         kv_heads: kv_heads as i32,
         max_tiles: (tokens / 256) as i32,

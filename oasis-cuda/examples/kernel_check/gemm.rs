@@ -135,6 +135,11 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
             check_shape(rig, &data, name, &shape)?;
         }
     }
+    // Keys and values of a prompt, queries of its last token.
+    for (rows, out) in [(16, 2048), (1024, 2048), (16, 4096)] {
+        let part = GemmShape { y_stride: 6144, ..GemmShape::dense(rows, out, 4096) };
+        check_shape(rig, &data, "part of Qwen3-8B qkv", &part)?;
+    }
     check_streams(rig, &data)?;
     check_cache(rig)?;
     let part = Some(rig.device.partition(64)?);

@@ -7,6 +7,9 @@ use oasis_cuda::kernels::PrefillAttention;
 use oasis_cuda::measure::kernels::{Heads, KernelBench};
 use rayon::prelude::*;
 
+/// Tokens of memory beyond the request's.
+const BEYOND: usize = 15;
+
 /// A request on the device, of which the last `q_tokens` tokens are the queries.
 struct Request {
     shape: PrefillAttention,
@@ -20,19 +23,26 @@ struct Request {
 }
 
 struct Buffers {
+    /// As the request's, but what must not be read is NaN: queries of the tokens before, and what lies beyond.
     qkv: DeviceBuffer<bf16>,
     /// The same K and V as `[2 * kv_heads][kv_tokens][head_dim]`.
     kv_by_head: Option<DeviceBuffer<bf16>>,
+    /// `[kv_tokens + BEYOND][q_heads][head_dim]`, of which the queries' tokens are written.
     out: DeviceBuffer<bf16>,
 }
 
 impl Request {
     fn new(rig: &mut Rig, head_dim: usize, heads: (usize, usize), tokens: (usize, usize)) -> Outcome<Self> {
         let ((q_heads, kv_heads), (q_tokens, kv_tokens)) = (heads, tokens);
-        let qkv = rig.random.bf16s(kv_tokens * (q_heads + 2 * kv_heads) * head_dim);
-        // One token more, which must be left alone.
-        let out = poisoned(&rig.device, (q_tokens + 1) * q_heads * head_dim)?;
-        let device = Buffers { qkv: rig.device.upload(&qkv)?, kv_by_head: None, out };
+        let row = (q_heads + 2 * kv_heads) * head_dim;
+        let qkv = rig.random.bf16s(kv_tokens * row);
+        let mut given = qkv.clone();
+        for token in given.chunks_mut(row).take(kv_tokens - q_tokens) {
+            token[..q_heads * head_dim].fill(bf16::NAN);
+        }
+        given.resize((kv_tokens + BEYOND) * row, bf16::NAN);
+        let out = poisoned(&rig.device, (kv_tokens + BEYOND) * q_heads * head_dim)?;
+        let device = Buffers { qkv: rig.device.upload(&given)?, kv_by_head: None, out };
         Ok(Self { shape: PrefillAttention { head_dim }, q_heads, kv_heads, q_tokens, kv_tokens, qkv, device })
     }
 
@@ -54,7 +64,8 @@ impl Request {
         let PrefillAttention { head_dim } = self.shape;
         let (q, kv) = (self.q_heads, self.kv_heads);
         let rows = HeadRows::dense(self.device.qkv.address(), self.kv_tokens, q + 2 * kv, head_dim);
-        let queries = rows.head_range(0, q).token_range(self.kv_tokens - self.q_tokens, self.q_tokens);
+        let last = |rows: HeadRows| rows.token_range(self.kv_tokens - self.q_tokens, self.q_tokens);
+        let queries = last(rows.head_range(0, q));
         let kv_rows = match &self.device.kv_by_head {
             None => rows.head_range(q, 2 * kv),
             Some(buffer) => {
@@ -63,7 +74,7 @@ impl Request {
             }
         };
         let (k, v) = (kv_rows.head_range(0, kv), kv_rows.head_range(kv, kv));
-        let out = HeadRows::dense(self.device.out.address(), self.q_tokens, q, head_dim);
+        let out = last(HeadRows::dense(self.device.out.address(), self.kv_tokens, q, head_dim));
         let params = self.shape.params(&rig.device, &queries, &k, &v, &out)?;
         let (stream, grid) = (rig.stream.clone(), self.shape.grid(&queries));
         // SAFETY: the request's buffers have the sizes that the maps say; they outlive what is measured or compared.
@@ -95,10 +106,13 @@ impl Request {
         out
     }
 
-    /// Compares the outputs of `rows`, as (token, head), and what follows the output.
+    /// Compares the outputs of `rows`, as (token, head), and what lies before and behind them.
     fn compare(&self, rig: &mut Rig, what: &str, rows: &[(usize, usize)]) -> Outcome<()> {
-        let out = self.device.out.read()?;
+        let all = self.device.out.read()?;
         let head_dim = self.shape.head_dim;
+        let width = self.q_heads * head_dim;
+        let (before, out) = all.split_at((self.kv_tokens - self.q_tokens) * width);
+        let (out, after) = out.split_at(self.q_tokens * width);
         let want: Vec<f64> = rows.par_iter().flat_map_iter(|(token, head)| self.reference(*token, *head)).collect();
         let got =
             rows.iter().flat_map(|(token, head)| floats(&out[(token * self.q_heads + head) * head_dim..][..head_dim]));
@@ -108,17 +122,20 @@ impl Request {
         );
         let what = name::<PrefillAttention>(&what);
         rig.compare(&what, got, &want, 1e-2);
-        let after = &out[self.q_tokens * self.q_heads * head_dim..];
-        let untouched = after.iter().filter(|value| value.to_bits() == 0xffff).count();
-        rig.same(format!("{what}: beyond the end"), &[untouched], &[after.len()]);
+        let untouched = before.iter().chain(after).filter(|value| value.to_bits() == 0xffff).count();
+        rig.same(format!("{what}: around"), &[untouched], &[before.len() + after.len()]);
         Ok(())
     }
 }
 
 pub fn check(rig: &mut Rig) -> Outcome<()> {
-    // Groups of 1, 3, 4 and 8; around the edges of tiles; chunks after keys that are there already.
+    // Groups of 1, 3, 4 and 8; around the edges of tiles; the last token, and chunks after keys that are there already.
     let tokens = [
         (1, 1),
+        (1, 16),
+        (1, 127),
+        (1, 128),
+        (1, 129),
         (1, 200),
         (63, 64),
         (64, 64),
@@ -147,9 +164,13 @@ pub fn check(rig: &mut Rig) -> Outcome<()> {
             }
         }
     }
-    for (head_dim, heads, tokens) in
-        [(128, (32, 8), (16_384, 16_384)), (128, (32, 4), (1_000, 32_000)), (64, (9, 3), (10_007, 10_007))]
-    {
+    for (head_dim, heads, tokens) in [
+        (128, (32, 8), (16_384, 16_384)),
+        (128, (32, 8), (1, 16_384)),
+        (128, (32, 4), (1_000, 32_000)),
+        (64, (9, 3), (10_007, 10_007)),
+        (64, (9, 3), (1, 10_007)),
+    ] {
         let request = Request::new(rig, head_dim, heads, tokens)?;
         let kernel = rig.device.load(&rig.compiler, &request.shape)?;
         let launch = request.launcher(rig, &kernel)?;
@@ -167,6 +188,7 @@ pub fn time(rig: &mut Rig, bench: &KernelBench) -> Outcome<()> {
         (128, 8, 4, (16_384, 16_384)),
         (128, 8, 4, (32_000, 32_000)),
         (128, 8, 4, (8_192, 32_000)),
+        (128, 8, 4, (1, 16_384)),
         (128, 4, 8, (16_384, 16_384)),
         (64, 3, 3, (16_384, 16_384)),
     ] {

@@ -337,7 +337,7 @@ pub(super) struct PrefillMemory {
     pub qkv: DeviceBuffer<bf16>,
     /// bf16 `[tokens][q_heads * head_dim]`.
     pub attended: DeviceBuffer<bf16>,
-    /// bf16 `[tokens][hidden of the head]`.
+    /// bf16 `[tokens of the head's window][hidden of the head]`.
     pub head_input: DeviceBuffer<bf16>,
     /// bf16 `[chunk][widest norm]`.
     pub normed: DeviceBuffer<bf16>,
@@ -502,6 +502,7 @@ impl PrefillMemory {
         let chunk = options.chunk();
         // The last chunk of a prompt is run with more rows than it has.
         let tokens = options.max_context + chunk;
+        let head_tokens = Extent::new(options).draft_tokens(options.max_context) + chunk;
         let qkv = |q: usize, kv: usize, d: usize| (q + 2 * kv) * d;
         let head_hidden = head.map_or(0, |head| head.hidden);
         let inner = dense_width(spec).max(head_hidden);
@@ -512,7 +513,7 @@ impl PrefillMemory {
             residual: device.zeros(tokens * spec.hidden)?,
             qkv: device.zeros(tokens * widest)?,
             attended: device.zeros(tokens * spec.q_heads * spec.head_dim)?,
-            head_input: device.zeros(tokens * head_hidden)?,
+            head_input: device.zeros(head_tokens * head_hidden)?,
             normed: device.zeros(chunk * spec.hidden.max(2 * head_hidden))?,
             gate_up: device.zeros(chunk * 2 * inner)?,
             inner: device.zeros(chunk * inner)?,

@@ -12,11 +12,12 @@ use super::timeline::Mark;
 use crate::device::{Device, DeviceError, Event, PinnedBuffer, Priority, Stream};
 use crate::gemm::{GemmOptions, GemmShape, Gemms, Operands, Output, Workspace};
 use crate::kernels::{AddNormParams, Address};
-use crate::model::{DeviceHead, DeviceMatrix, DeviceModel, DeviceVector};
+use crate::model::{DeviceAttention, DeviceHead, DeviceMatrix, DeviceModel, DeviceVector};
 use oasis_core::ids::RequestId;
 use oasis_core::memory::StoreUsage;
 use oasis_core::pipeline::Track;
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 
 /// The streams; one for each of those who work at the same time.
 pub(super) struct Streams {
@@ -222,6 +223,27 @@ impl Parts {
     ) -> Result<(), DeviceError> {
         let shape = GemmShape { bias: bias.is_some(), ..shape(rows, matrix) };
         self.product(work, shape, matrix.address(), x, y, bias.map_or(Address::NONE, |bias| bias.address()))
+    }
+
+    /// The part of a QKV product that gives `heads`, counted over query, key and value heads. `y` is where the rows of all
+    /// heads begin; the others are left alone.
+    #[allow(clippy::too_many_arguments)]
+    pub fn project_heads(
+        &self,
+        work: &Work<'_>,
+        rows: usize,
+        attention: &DeviceAttention,
+        head_dim: usize,
+        heads: Range<usize>,
+        x: Address,
+        y: Address,
+    ) -> Result<(), DeviceError> {
+        let (qkv, bias) = (&attention.qkv, &attention.qkv_bias);
+        let (first, out) = (heads.start * head_dim, heads.len() * head_dim);
+        let shape = GemmShape { bias: bias.is_some(), y_stride: qkv.rows, ..GemmShape::dense(rows, out, qkv.cols) };
+        let w = qkv.address().offset(first * qkv.cols * 2);
+        let bias = bias.as_ref().map_or(Address::NONE, |bias| bias.address().offset(first * 2));
+        self.product(work, shape, w, x, y.offset(first * 2), bias)
     }
 
     /// Logits of rows that lie `x_stride` elements apart.

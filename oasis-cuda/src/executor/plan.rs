@@ -81,6 +81,11 @@ impl Extent {
         let draft_blocks = window.map_or(blocks, |window| window.min(blocks));
         Self { blocks, tiles: blocks.div_ceil(BLOCK_TOKENS), slots, queries, draft_blocks }
     }
+
+    /// Most positions of a prompt of at most `tokens` tokens of which the draft head keeps keys and values.
+    pub fn draft_tokens(&self, tokens: usize) -> usize {
+        tokens.min(self.draft_blocks * BLOCK_TOKENS)
+    }
 }
 
 /// Layers of a prefill that may be queued before those before them are done: enough that the device never waits for the
@@ -118,7 +123,8 @@ const OVERHEAD: u64 = 1 << 30;
 impl MemoryPlan {
     /// Divides `limit` bytes.
     pub fn new(limit: u64, spec: &DecoderSpec, head: Option<&Eagle3Spec>, options: &CudaOptions) -> Self {
-        let Extent { blocks, tiles, slots, queries, draft_blocks } = Extent::new(options);
+        let extent = Extent::new(options);
+        let Extent { blocks, tiles, slots, queries, draft_blocks } = extent;
         let head = head.filter(|_| queries == 2);
         let entry = entry_bytes(spec.head_dim);
         let heads = spec.layers * spec.kv_heads;
@@ -153,11 +159,12 @@ impl MemoryPlan {
         };
         let tokens = options.max_context;
         let chunk = options.chunk();
-        // Residual, QKV and attention of a whole prompt, and the head's input; the MLP of a chunk.
-        let whole = (2 * spec.hidden + width + head.map_or(0, |head| head.hidden)) * 2;
+        // Residual, QKV and attention of a whole prompt; the head's input in its window; the MLP of a chunk.
+        let whole = (2 * spec.hidden + width) * 2;
+        let head_input = head.map_or(0, |head| (extent.draft_tokens(tokens) + chunk) * head.hidden * 2);
         let part = (2 * spec.hidden + 3 * inner.max(head.map_or(0, |h| h.hidden * 2))) * 2;
         let experts = experts.map_or(0, |experts| experts.bytes(chunk));
-        let scratch = ((tokens + chunk) * whole + chunk * part + experts) as u64 + OVERHEAD;
+        let scratch = ((tokens + chunk) * whole + head_input + chunk * part + experts) as u64 + OVERHEAD;
         let weights = weight_bytes(spec, head) + (tokens * spec.head_dim * 8) as u64;
         let layer = match options.residency {
             Residency::Dense => 0,
@@ -173,7 +180,6 @@ impl MemoryPlan {
         let host = match &options.residency {
             Residency::Dense => 0,
             Residency::Sparse(sparse) if sparse.through_store => {
-                let extent = Extent { blocks, tiles, slots, queries, draft_blocks };
                 carried_bytes(&geometry(spec), extent, requests, sparse.cap) as u64
             }
             Residency::Sparse(sparse) => {
@@ -225,5 +231,53 @@ impl fmt::Display for MemoryPlan {
         let all = gib(*requests as u64 * request.total());
         writeln!(f, "  {requests:>3} of {asked} requests     {all:>8.2} GiB: {parts}")?;
         write!(f, "host memory, pinned       {:>8.2} GiB", gib(*host))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::{GatherOptions, HostOptions, SparseOptions, StepMode};
+    use super::*;
+    use oasis_core::policy::QuerySource;
+    use oasis_models::shapes;
+
+    fn options(draft_window: Option<usize>) -> CudaOptions {
+        let sparse = SparseOptions {
+            budget_blocks: 128,
+            cap: 6,
+            source: QuerySource::Draft,
+            correction: None,
+            ranking: None,
+            summarizer: None,
+            summary_bytes: 512,
+            selector: None,
+            follows_link: false,
+            gather: GatherOptions::default(),
+            copy_engine: false,
+            host: HostOptions { capacity: 1 << 40, alias: None },
+            draft_window,
+            through_store: false,
+        };
+        CudaOptions {
+            residency: Residency::Sparse(Box::new(sparse)),
+            max_batch: 8,
+            max_context: 20_000,
+            memory_limit: None,
+            prefill_chunk: 8192,
+            prefill_layers: None,
+            prefill_multiprocessors: None,
+            mode: StepMode::Graph,
+        }
+    }
+
+    #[test]
+    fn a_window_of_the_draft_head_leaves_its_input_of_older_tokens_out() {
+        let (spec, head) = shapes::named("qwen3-8b").expect("the shape is known");
+        let plan = |window| MemoryPlan::new(80 << 30, &spec, Some(&head), &options(window));
+        let (all, window) = (plan(None), plan(Some(128)));
+        assert_eq!(all.scratch - window.scratch, ((20_000 - 128 * 16) * head.hidden * 2) as u64);
+        // One that holds the longest context is none.
+        assert_eq!(plan(Some(1250)).scratch, all.scratch);
+        assert_eq!(plan(Some(usize::MAX)), all);
     }
 }

@@ -1,5 +1,6 @@
 //! Prefill, layer by layer: the whole prompt passes a layer before the next one begins. The device holds the full KV of
-//! a few layers only, while those before are on their way to the host.
+//! a few layers only, while those before are on their way to the host. Of the last layer only keys, values and the last
+//! token's output survive, so nothing else is computed.
 
 use super::experts::Routed;
 use super::parts::{Parts, Work};
@@ -10,7 +11,8 @@ use crate::device::{DeviceError, HeadRows, Range};
 use crate::gemm::{GemmShape, Output};
 use crate::kernels::{AddNormParams, Address, AppendPromptParams, EmbedParams};
 use crate::layout::{BLOCK_TOKENS, entry_bytes};
-use crate::model::{DeviceAttention, DeviceVector, FeedForward};
+use crate::model::{DeviceAttention, DeviceLayer, DeviceVector, FeedForward};
+use std::ops;
 
 /// A prompt that is being read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,18 +23,18 @@ pub(super) struct Prompt {
     pub host: Option<HostLayers>,
 }
 
-/// Rows of a chunk: those asked for, those that are computed.
-#[derive(Clone, Copy)]
+/// Tokens that pass a product together: those asked for, and the rows that are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Chunk {
     start: usize,
     tokens: usize,
     rows: usize,
 }
 
-/// Chunks of `tokens` tokens. The last one is rounded up to one of few sizes, so that products need few plans.
-fn chunks(tokens: usize, chunk: usize) -> impl Iterator<Item = Chunk> {
-    (0..tokens).step_by(chunk).map(move |start| {
-        let tokens = (tokens - start).min(chunk);
+/// Chunks of some tokens. The last one is rounded up to one of few sizes, so that products need few plans.
+fn chunks(tokens: ops::Range<usize>, chunk: usize) -> impl Iterator<Item = Chunk> {
+    tokens.clone().step_by(chunk).map(move |start| {
+        let tokens = (tokens.end - start).min(chunk);
         Chunk { start, tokens, rows: tokens.next_power_of_two().clamp(16.min(chunk), chunk) }
     })
 }
@@ -87,24 +89,21 @@ impl Parts {
         let (work, memory, spec) = (self.prefill(), &self.memory.prefill, &self.model.spec);
         let layer = &self.model.layers[index];
         self.collect_taps(prompt, index)?;
-        let width = (spec.q_heads + 2 * spec.kv_heads) * spec.head_dim;
-        for chunk in chunks(prompt.tokens, memory.chunk) {
-            let residual = memory.residual.address().offset(chunk.start * spec.hidden * 2);
-            let qkv = memory.qkv.address().offset(chunk.start * width * 2);
-            self.norm_rows(chunk.tokens, residual, &layer.input_norm, memory.normed.address(), spec.norm_eps)?;
-            let (rows, attention) = ((chunk.rows, chunk.rows), &layer.attention);
-            self.linear_with_bias(
-                &work,
-                rows,
-                &attention.qkv,
-                attention.qkv_bias.as_ref(),
-                memory.normed.address(),
-                qkv,
-            )?;
+        let (q_heads, heads) = (spec.q_heads, spec.q_heads + 2 * spec.kv_heads);
+        let (is_last, all) = (index + 1 == self.layers(), 0..prompt.tokens);
+        let (outputs, first_head) =
+            if is_last { (prompt.tokens - 1..prompt.tokens, q_heads) } else { (all.clone(), 0) };
+        for chunk in chunks(all, memory.chunk) {
+            self.project_prompt(chunk, layer, first_head..heads)?;
         }
-        self.append_prompt_layer(prompt, index)?;
-        self.attend_prompt(prompt)?;
-        for chunk in chunks(prompt.tokens, memory.chunk) {
+        if is_last {
+            for chunk in chunks(outputs.clone(), memory.chunk) {
+                self.project_prompt(chunk, layer, 0..q_heads)?;
+            }
+        }
+        self.append_prompt_layer(prompt, index, outputs.start)?;
+        self.attend_prompt(prompt, outputs.clone())?;
+        for chunk in chunks(outputs, memory.chunk) {
             let rows = (chunk.rows, chunk.rows);
             let residual = memory.residual.address().offset(chunk.start * spec.hidden * 2);
             let attended = memory.attended.address().offset(chunk.start * spec.q_heads * spec.head_dim * 2);
@@ -113,11 +112,22 @@ impl Parts {
             self.norm_rows(chunk.tokens, residual, &layer.post_attention_norm, normed, spec.norm_eps)?;
             self.prompt_feed_forward(&work, chunk, index, residual)?;
         }
-        if index + 1 == self.layers() {
+        if is_last {
             self.queue_draft_cache(prompt)?;
             self.queue_first_token(prompt)?;
         }
         work.stream.record(&self.events.prefilled[index])
+    }
+
+    /// Norms of a chunk, and their products with some of the layer's heads of Q, K and V.
+    fn project_prompt(&self, chunk: Chunk, layer: &DeviceLayer, heads: ops::Range<usize>) -> Result<(), DeviceError> {
+        let (memory, spec) = (&self.memory.prefill, &self.model.spec);
+        let attention = &layer.attention;
+        let residual = memory.residual.address().offset(chunk.start * spec.hidden * 2);
+        let qkv = memory.qkv.address().offset(chunk.start * attention.qkv.rows * 2);
+        let normed = memory.normed.address();
+        self.norm_rows(chunk.tokens, residual, &layer.input_norm, normed, spec.norm_eps)?;
+        self.project_heads(&self.prefill(), chunk.rows, attention, spec.head_dim, heads, normed, qkv)
     }
 
     /// Feed-forward part of a chunk, from its norms onto the residual.
@@ -169,20 +179,29 @@ impl Parts {
         unsafe { self.programs.layer.norm.launch(self.prefill().stream, (rows as u32, 1), &params) }
     }
 
-    /// Adds what the head takes of this layer's input: the products with the parts of `fc` are summed, so that no hidden
-    /// state is kept but that of the last token.
+    /// Positions of which the draft head needs keys and values: those of its window whose next token is known. They begin
+    /// with a block.
+    fn draft_positions(&self, prompt: Prompt) -> ops::Range<usize> {
+        let known = prompt.tokens - 1;
+        // No more blocks than pages: those of one launch are written in any order.
+        geometry(&self.model.spec).window_start(known, Some(self.extent.draft_blocks))..known
+    }
+
+    /// Adds what the head takes of this layer's input, in its window: the products with the parts of `fc` are summed, so
+    /// that no hidden state is kept but that of the last token.
     fn collect_taps(&self, prompt: Prompt, index: usize) -> Result<(), DeviceError> {
         let (Some(head), Some(draft)) = (&self.model.head, &self.memory.draft) else { return Ok(()) };
         let (work, memory, hidden) = (self.prefill(), &self.memory.prefill, self.model.spec.hidden);
+        let known = self.draft_positions(prompt);
         for (tap, _) in head.taps.iter().enumerate().filter(|(_, tapped)| **tapped == index) {
-            for chunk in chunks(prompt.tokens, memory.chunk) {
+            for chunk in chunks(known.clone(), memory.chunk) {
                 let shape = GemmShape {
                     accumulate: true,
                     w_stride: 3 * hidden,
                     ..GemmShape::dense(chunk.rows, head.spec.hidden, hidden)
                 };
                 let x = memory.residual.address().offset(chunk.start * hidden * 2);
-                let y = memory.head_input.address().offset(chunk.start * head.spec.hidden * 2);
+                let y = memory.head_input.address().offset((chunk.start - known.start) * head.spec.hidden * 2);
                 self.product(&work, shape, head.fc.address().offset(tap * hidden * 2), x, y, Address::NONE)?;
             }
             let last = memory.residual.address().offset((prompt.tokens - 1) * hidden * 2);
@@ -193,8 +212,9 @@ impl Parts {
         Ok(())
     }
 
-    /// Norms, rotation, entries and summaries of a layer, then the copy of its entries to the host.
-    fn append_prompt_layer(&self, prompt: Prompt, index: usize) -> Result<(), DeviceError> {
+    /// Norms, rotation, entries and summaries of a layer, then the copy of its entries to the host. Queries are those of
+    /// the tokens from `first_query` on.
+    fn append_prompt_layer(&self, prompt: Prompt, index: usize, first_query: usize) -> Result<(), DeviceError> {
         let (work, memory, spec) = (self.prefill(), &self.memory.prefill, &self.model.spec);
         let entry = entry_bytes(spec.head_dim);
         let attention = &self.model.layers[index].attention;
@@ -222,6 +242,7 @@ impl Parts {
             tail,
             summaries,
             tokens: prompt.tokens as i32,
+            first_query: first_query as i32,
             q_heads: spec.q_heads as i32,
             kv_heads: spec.kv_heads as i32,
             max_tiles: self.extent.tiles as i32,
@@ -244,16 +265,18 @@ impl Parts {
         self.streams.offload.record(&self.events.copied[index])
     }
 
-    fn attend_prompt(&self, prompt: Prompt) -> Result<(), DeviceError> {
+    /// Attention of the prompt's last tokens, `queries`, over all of it.
+    fn attend_prompt(&self, prompt: Prompt, queries: ops::Range<usize>) -> Result<(), DeviceError> {
         let (memory, spec) = (&self.memory.prefill, &self.model.spec);
         let heads = spec.q_heads + 2 * spec.kv_heads;
         let all = HeadRows::dense(memory.qkv.address(), prompt.tokens, heads, spec.head_dim);
         let (q, k, v) = (
-            all.head_range(0, spec.q_heads),
+            all.head_range(0, spec.q_heads).token_range(queries.start, queries.len()),
             all.head_range(spec.q_heads, spec.kv_heads),
             all.head_range(spec.q_heads + spec.kv_heads, spec.kv_heads),
         );
-        let out = HeadRows::dense(memory.attended.address(), prompt.tokens, spec.q_heads, spec.head_dim);
+        let out = HeadRows::dense(memory.attended.address(), prompt.tokens, spec.q_heads, spec.head_dim)
+            .token_range(queries.start, queries.len());
         let shape = &self.programs.prefill_attention_shape;
         let params = shape.params(&self.device, &q, &k, &v, &out)?;
         let grid = shape.grid(&q);
@@ -270,18 +293,16 @@ impl Parts {
         };
         let (work, memory, spec) = (self.prefill(), &self.memory.prefill, &head.spec);
         let table = head.embed.as_ref().unwrap_or(&self.model.embed);
-        let DeviceAttention { qkv, qkv_bias, q_norm, k_norm, .. } = &head.attention;
-        let known = prompt.tokens - 1;
-        // No more blocks than pages: those of one launch are written in any order.
-        let window = geometry(&self.model.spec).window_start(known, Some(self.extent.draft_blocks));
-        for mut chunk in chunks(known - window, memory.chunk) {
-            chunk.start += window;
+        let DeviceAttention { q_norm, k_norm, .. } = &head.attention;
+        let (known, heads) = (self.draft_positions(prompt), spec.q_heads..spec.q_heads + 2 * spec.kv_heads);
+        for chunk in chunks(known.clone(), memory.chunk) {
             let tokens = memory.prompt.address().offset((chunk.start + 1) * 4);
             let (embedded, normed, product) = (memory.gate_up.address(), memory.normed.address(), memory.qkv.address());
             self.embed_prompt(table, tokens, chunk.tokens, embedded, spec.hidden)?;
-            let residual = memory.head_input.address().offset(chunk.start * spec.hidden * 2);
+            let residual = memory.head_input.address().offset((chunk.start - known.start) * spec.hidden * 2);
             self.join_halves(&work, programs, chunk.tokens, embedded, residual, normed, head)?;
-            self.linear_with_bias(&work, (chunk.rows, chunk.rows), qkv, qkv_bias.as_ref(), normed, product)?;
+            let attention = &head.attention;
+            self.project_heads(&work, chunk.rows, attention, spec.head_dim, heads.clone(), normed, product)?;
             let params = AppendPromptParams {
                 qkv: product,
                 q_norm: vector(q_norm),
@@ -292,6 +313,7 @@ impl Parts {
                 tail: Address::NONE,
                 summaries: Address::NONE,
                 tokens: chunk.tokens as i32,
+                first_query: chunk.tokens as i32,
                 q_heads: spec.q_heads as i32,
                 kv_heads: spec.kv_heads as i32,
                 max_tiles: 0,
@@ -328,4 +350,37 @@ impl Parts {
 
 fn vector(vector: &Option<DeviceVector>) -> Address {
     vector.as_ref().map_or(Address::NONE, |vector| vector.address())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_the_tokens_and_stay_within_the_room_for_one_more() {
+        for chunk in [16, 64, 4096] {
+            for start in [0, 16, 4080] {
+                for len in [1, 2, 15, 16, 17, 127, 128, 129, 4095, 4096, 4097, 10_000] {
+                    let (tokens, mut next) = (start..start + len, start);
+                    for part in chunks(tokens.clone(), chunk) {
+                        assert_eq!(part.start, next);
+                        assert!(part.start.is_multiple_of(BLOCK_TOKENS), "the append of a chunk begins with a block");
+                        assert!((1..=part.rows).contains(&part.tokens) && (16..=chunk).contains(&part.rows));
+                        assert!(part.rows.is_power_of_two() && part.start + part.rows < tokens.end + chunk);
+                        next += part.tokens;
+                    }
+                    assert_eq!(next, tokens.end);
+                }
+            }
+        }
+        assert_eq!(chunks(0..0, 64).count(), 0);
+    }
+
+    #[test]
+    fn the_last_token_passes_as_few_rows_as_a_product_has() {
+        for tokens in [1, 15, 16, 17, 4096, 4097, 32_000] {
+            let last = chunks(tokens - 1..tokens, 4096).collect::<Vec<_>>();
+            assert_eq!(last, [Chunk { start: tokens - 1, tokens: 1, rows: 16 }]);
+        }
+    }
 }

@@ -111,6 +111,8 @@ pub struct AppendPromptParams {
     pub summaries: Address,
     /// Tokens of the chunk.
     pub tokens: i32,
+    /// First token of the chunk whose queries are wanted; those of the tokens before it are left alone.
+    pub first_query: i32,
     /// Query heads.
     pub q_heads: i32,
     /// KV heads.
