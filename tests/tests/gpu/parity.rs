@@ -79,7 +79,8 @@ pub fn other_policies_say_what_they_say_on_the_cpu(scene: &Scene) {
         "predictor.kind=draft-query kv.draft_blocks=8",
         "predictor.kind=exact summarizer.kind=arkvale predictor.sinks=1 predictor.recent=2",
         "predictor.kind=last-query summarizer.kind=quest-int4 selector.kind=lfu",
-        "predictor.kind=draft-query selector.kind=hysteresis selector.margin=0.2",
+        // Longer than a chunk of a prefill, shorter than some prompts.
+        "predictor.kind=draft-query selector.kind=hysteresis selector.margin=0.2 kv.draft_blocks=100",
         "predictor.kind=streaming-llm",
     ];
     let prompts = [1, 300, 2_100, 4_096].map(|tokens| scene.prompts.prose(tokens, 3));

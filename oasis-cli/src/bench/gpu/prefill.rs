@@ -39,7 +39,7 @@ struct Point {
     tokens_per_second: f64,
     /// The step after it, which sees the full KV and chooses the first working set.
     first_step_ms: f64,
-    /// Products of weights and of attention, over 790 TFLOP/s.
+    /// Products of weights and of attention that something reads, over 790 TFLOP/s.
     floor_ms: f64,
     tflop_s: f64,
     over_floor: f64,
@@ -119,15 +119,48 @@ pub fn run(args: &PrefillArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliR
     Ok(writeln!(out, "{}", columns(&rows).join("\n"))?)
 }
 
-/// Floating-point operations of a prompt: two a weight and token, and causal attention.
+/// Floating-point operations of a prompt: two a weight and token, and causal attention. Of the last layer, keys and values
+/// of all tokens, and what follows of the last one alone. A draft head's are not counted.
 fn products(spec: &DecoderSpec, tokens: usize) -> f64 {
     let (tokens, hidden) = (tokens as f64, spec.hidden as f64);
-    let qkv = ((spec.q_heads + 2 * spec.kv_heads) * spec.head_dim) as f64 * hidden;
-    let o = (spec.q_heads * spec.head_dim) as f64 * hidden;
-    let mlp = match &spec.moe {
-        Some(moe) => 3.0 * hidden * (moe.experts_per_token * moe.intermediate) as f64,
-        None => 3.0 * hidden * spec.intermediate as f64,
+    let (q, kv) = ((spec.q_heads * spec.head_dim) as f64, (2 * spec.kv_heads * spec.head_dim) as f64);
+    let mlp = |layer: usize| match &spec.moe {
+        Some(moe) if moe.sparse_layers[layer] => {
+            hidden * (moe.experts + 3 * moe.experts_per_token * moe.intermediate) as f64
+        }
+        _ => 3.0 * hidden * spec.intermediate as f64,
     };
-    let attention = 2.0 * (spec.q_heads * spec.head_dim) as f64 * tokens * tokens;
-    spec.layers as f64 * (2.0 * tokens * (qkv + o + mlp) + attention)
+    // `outputs` tokens see `pairs` keys together.
+    let layer = |layer: usize, outputs: f64, pairs: f64| {
+        2.0 * (tokens * kv * hidden + outputs * (2.0 * q * hidden + mlp(layer))) + 4.0 * q * pairs
+    };
+    let last = spec.layers - 1;
+    let before: f64 = (0..last).map(|index| layer(index, tokens, tokens * (tokens + 1.0) / 2.0)).sum();
+    before + layer(last, 1.0, tokens) + 2.0 * hidden * spec.vocab as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oasis_models::shapes;
+
+    #[test]
+    fn products_are_those_of_tokens_that_something_reads() {
+        let (spec, _) = shapes::named("qwen3-8b").expect("the shape is known");
+        // One token passes every weight but the embedding once, and sees itself in every layer.
+        let weights = 36_u64 * (4096 * (4096 + 2048) + 4096 * 4096 + 3 * 4096 * 12_288) + 4096 * 151_936;
+        assert_eq!(products(&spec, 1), (2 * weights + 36 * 4 * 4096) as f64);
+        // A second one: all of it in 35 layers, where it sees two; in the last one keys and values, and one key more.
+        let second = 35_u64 * (2 * (4096 * (4096 + 2048) + 4096 * 4096 + 3 * 4096 * 12_288) + 2 * 4 * 4096)
+            + (2 * 4096 * 2048 + 4 * 4096);
+        assert_eq!(products(&spec, 2) - products(&spec, 1), second as f64);
+    }
+
+    #[test]
+    fn a_mixture_counts_its_router_and_the_experts_that_a_token_takes() {
+        let (spec, _) = shapes::named("qwen3-30b-a3b").expect("the shape is known");
+        let layer = 2048_u64 * (4096 + 2 * 512) + 4096 * 2048 + 2048 * (128 + 3 * 8 * 768);
+        let weights = 48 * layer + 2048 * 151_936;
+        assert_eq!(products(&spec, 1), (2 * weights + 48 * 4 * 4096) as f64);
+    }
 }
