@@ -20,11 +20,12 @@ impl CudaExecutor {
             Some(budget) => budget.min(blocks) + 2,
             None => blocks,
         };
-        let share = |bytes: u64| bytes * blocks as u64 / self.parts.extent.blocks as u64;
+        let extent = &self.parts.extent;
+        let share = |bytes: u64, most: usize| bytes * blocks.min(most) as u64 / most as u64;
         KvFootprint {
             working_set: (layers * kv_heads * resident * entry) as u64,
-            summaries: share(plan.summaries),
-            draft: share(plan.draft),
+            summaries: share(plan.summaries, extent.blocks),
+            draft: share(plan.draft, extent.draft_blocks),
             prefill: match self.info.budget_blocks {
                 Some(_) => (prompt.div_ceil(BLOCK_TOKENS) * kv_heads * entry * self.parts.plan.prefill_layers) as u64,
                 None => 0,

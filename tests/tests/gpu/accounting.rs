@@ -116,6 +116,23 @@ pub fn entries_are_counted(scene: &Scene) {
     }
 }
 
+pub fn a_draft_head_holds_its_window(scene: &Scene) {
+    let head = &scene.tiny.head.spec;
+    let block = (2 * 16 * head.kv_heads * head.head_dim * size_of::<u16>()) as u64;
+    for (window, setting) in [(8, "kv.draft_blocks=8"), (usize::MAX, "kv.draft_blocks=all")] {
+        let mut executor = Setup::sparse(8, &[PREDICTORS[0], setting], 1, 1_600).start(&scene.device, &scene.tiny);
+        for tokens in [20, 120, 700] {
+            let prompt = scene.prompts.prose(tokens, 2);
+            assert_eq!(executor.admit(sequence(1, &prompt, 17)).unwrap(), Admission::Admitted);
+            // The last token's KV is never kept.
+            let blocks = (tokens + 16).div_ceil(16).min(window) as u64;
+            assert_eq!(executor.stats().device.draft, blocks * block, "{setting}, {tokens} tokens");
+            executor.release(RequestId(1));
+        }
+        assert_nothing_held(&executor);
+    }
+}
+
 pub fn requests_wait_for_rows_and_host_memory(scene: &Scene) {
     let prompt = scene.prompts.prose(320, 1);
     let wait =

@@ -63,6 +63,7 @@ const TESTS: &[(&str, Test)] = &tests![
     adaptive::a_cap_follows_what_the_device_measures_of_the_link,
     accounting::a_release_in_any_phase_leaves_nothing_behind,
     accounting::entries_are_counted,
+    accounting::a_draft_head_holds_its_window,
     accounting::requests_wait_for_rows_and_host_memory,
     accounting::impossible_requests_are_refused,
     accounting::a_context_is_used_to_its_end,
