@@ -1,9 +1,9 @@
-//! The CPU and memory of this machine.
+//! The processors and memory of this machine.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// What computes on the host.
+/// What computes here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Product name, where the system says.
@@ -12,6 +12,9 @@ pub struct Machine {
     pub threads: usize,
     /// Vector extensions that were found.
     pub cpu_features: Vec<String>,
+    /// Product names of GPUs, where there is a driver.
+    #[serde(default)]
+    pub gpus: Vec<String>,
     /// Physical memory in bytes.
     pub memory: Option<u64>,
     /// Limit of the control group in bytes, where one is set.
@@ -24,6 +27,7 @@ pub fn examine() -> Machine {
         cpu: (fs::read_to_string("/proc/cpuinfo").ok()).and_then(|text| field(&text, "model name").map(str::to_owned)),
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         cpu_features: cpu_features(),
+        gpus: oasis_cuda::device::names(),
         memory: fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_total(&text)),
         memory_limit: memory_limit(),
     }

@@ -3,6 +3,7 @@
 //! The pictures are our own SVG, so that the report's script finds series and points in it and the book can show the same
 //! files. A plotting library in JavaScript would add between one and four megabytes to every report.
 
+use crate::machine::Machine;
 use crate::svg::escape;
 use crate::sweep::chart::Chart;
 use crate::sweep::file::SweepFile;
@@ -65,15 +66,18 @@ fn figures(body: &mut String, pictures: &[(String, String)]) {
     body.push_str("</div>\n");
 }
 
+fn described(machine: &Machine) -> String {
+    let cpu = format!("{}, {} threads", machine.cpu.as_deref().unwrap_or("CPU not known"), machine.threads);
+    std::iter::once(cpu).chain(machine.gpus.iter().cloned()).collect::<Vec<_>>().join(", ")
+}
+
 /// How many points there are, from which programs and machines, and when.
 fn circumstances(planned: usize, finished: &[(Point, Finished)]) -> String {
     let provenances = || finished.iter().map(|(_, finished)| &finished.provenance);
     let programs: BTreeSet<String> = provenances()
         .map(|p| format!("oasis {} ({})", p.version, p.commit.as_deref().unwrap_or("commit not known")))
         .collect();
-    let machines: BTreeSet<String> = provenances()
-        .map(|p| format!("{}, {} threads", p.machine.cpu.as_deref().unwrap_or("CPU not known"), p.machine.threads))
-        .collect();
+    let machines: BTreeSet<String> = provenances().map(|p| described(&p.machine)).collect();
     let (first, last) =
         (provenances().map(|p| p.finished.as_str()).min(), provenances().map(|p| p.finished.as_str()).max());
     let seconds: f64 = provenances().map(|p| p.seconds).sum();

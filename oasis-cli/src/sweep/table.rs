@@ -111,6 +111,7 @@ fn rows(point: &Point, finished: &Finished) -> Vec<Row> {
         ("commit", provenance.commit.clone().unwrap_or_default()),
         ("cpu", provenance.machine.cpu.clone().unwrap_or_default()),
         ("threads", provenance.machine.threads.to_string()),
+        ("gpus", provenance.machine.gpus.join("; ")),
     ];
     let row = |result: &Value| {
         let mut row = Row {

@@ -23,7 +23,7 @@ pub use tensor_map::{HeadRows, TensorMap};
 use crate::compile::{Compiler, CubinCache, Nvrtc};
 use crate::kernels::KernelSpec;
 use bytemuck::{Pod, Zeroable};
-use cudarc::driver::{CudaContext, sys};
+use cudarc::driver::{CudaContext, result, sys};
 use error::Check;
 use std::sync::Arc;
 
@@ -55,6 +55,16 @@ impl Facts {
         // The "a" lets in instructions that only this generation has.
         format!("sm_{major}{minor}a")
     }
+}
+
+/// Product names of the devices that the driver shows, by ordinal; none without a driver. Opens none of them.
+pub fn names() -> Vec<String> {
+    // SAFETY: this only tries to load libcuda by its usual names.
+    if !unsafe { sys::is_culib_present() } || result::init().is_err() {
+        return Vec::new();
+    }
+    let count = result::device::get_count().unwrap_or(0);
+    (0..count).filter_map(|ordinal| result::device::get_name(result::device::get(ordinal).ok()?).ok()).collect()
 }
 
 impl Device {
