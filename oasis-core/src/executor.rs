@@ -140,6 +140,12 @@ pub trait Executor: Send {
         1
     }
 
+    /// Whether a request's first decode step is one of its own anyway. It is then run as soon as the prompt has been read, and
+    /// the next prompt begins before the others decode.
+    fn begins_alone(&self) -> bool {
+        false
+    }
+
     /// Runs one decode step; gives the next token of each row, in order.
     ///
     /// # Errors
@@ -177,6 +183,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn prompts_at_once(&self) -> usize {
         (**self).prompts_at_once()
+    }
+
+    fn begins_alone(&self) -> bool {
+        (**self).begins_alone()
     }
 
     fn decode(&mut self, rows: &[DecodeRow]) -> anyhow::Result<Vec<Result<TokenId, RequestError>>> {

@@ -156,10 +156,7 @@ impl<E: Executor> Engine<E> {
     /// When the device is lost; every request has then ended.
     pub fn step(&mut self) -> anyhow::Result<Vec<Event>> {
         let mut events = Vec::new();
-        let result = self.admit(&mut events).and_then(|()| {
-            self.advance_prefills(&mut events);
-            self.decode(&mut events)
-        });
+        let result = self.read_prompts(&mut events).and_then(|()| self.decode(0, &mut events));
         if let Err(error) = result {
             self.abandon_all();
             return Err(error);
@@ -190,6 +187,18 @@ impl<E: Executor> Engine<E> {
         Ok(())
     }
 
+    fn read_prompts(&mut self, events: &mut Vec<Event>) -> anyhow::Result<()> {
+        loop {
+            self.admit(events)?;
+            let before = self.running.len();
+            self.advance_prefills(events);
+            if self.running.len() == before || !self.executor.begins_alone() {
+                return Ok(());
+            }
+            self.decode(before, events)?;
+        }
+    }
+
     fn advance_prefills(&mut self, events: &mut Vec<Event>) {
         for request in std::mem::take(&mut self.prefilling) {
             match self.executor.prefill(request) {
@@ -207,14 +216,15 @@ impl<E: Executor> Engine<E> {
         }
     }
 
-    fn decode(&mut self, events: &mut Vec<Event>) -> anyhow::Result<()> {
-        if self.running.is_empty() {
+    /// Decodes what runs from place `first` on.
+    fn decode(&mut self, first: usize, events: &mut Vec<Event>) -> anyhow::Result<()> {
+        if self.running.len() <= first {
             return Ok(());
         }
         let rows: Vec<DecodeRow> =
-            self.running.iter().map(|r| DecodeRow { request: r.request, token: r.next }).collect();
+            self.running[first..].iter().map(|r| DecodeRow { request: r.request, token: r.next }).collect();
         let tokens = self.executor.decode(&rows)?;
-        for (index, token) in tokens.into_iter().enumerate() {
+        for (index, token) in (first..).zip(tokens) {
             match token {
                 Ok(token) => self.deliver(index, token, events),
                 Err(error) => {

@@ -14,6 +14,7 @@ struct Scripted {
     live: HashMap<RequestId, Live>,
     /// Prompts that are read in turn.
     at_once: usize,
+    begins_alone: bool,
     /// Rows of each decode step.
     batches: Vec<usize>,
     released: Vec<RequestId>,
@@ -60,6 +61,7 @@ impl Scripted {
             longest_prompt: 20,
             live: HashMap::new(),
             at_once: 1,
+            begins_alone: false,
             batches: Vec::new(),
             released: Vec::new(),
             fail_prefill_of: None,
@@ -101,6 +103,10 @@ impl Executor for Scripted {
 
     fn prompts_at_once(&self) -> usize {
         self.at_once
+    }
+
+    fn begins_alone(&self) -> bool {
+        self.begins_alone
     }
 
     fn decode(&mut self, rows: &[DecodeRow]) -> anyhow::Result<Vec<Result<TokenId, RequestError>>> {
@@ -239,6 +245,33 @@ fn prompts_in_turn_end_in_every_way() {
     assert_eq!(outcomes.failed(ids[1]), "the prompt cannot be read");
     outcomes.finished(ids[2], &answer(&[5, 6], 3), FinishReason::Length);
     assert!(engine.executor().live.is_empty());
+}
+
+#[test]
+fn where_requests_begin_alone_the_next_prompt_does_not_wait_for_the_others() {
+    for begins_alone in [false, true] {
+        let mut engine = Engine::new(Scripted { begins_alone, ..Scripted::new(9) }, 9);
+        let prompts: [&[u32]; 3] = [&[5], &[1, 2], &[3, 4, 5]];
+        let ids = prompts.map(|prompt| engine.submit(request(prompt, 6)).unwrap());
+        let mut outcomes = Outcomes::default();
+        // The first prompt is read in the first step, the second begins in that very step or in the next one.
+        let events = engine.step().unwrap();
+        let begun =
+            |events: &[Event], id| events.iter().any(|e| matches!(e, Event::Prefill { request, .. } if *request == id));
+        assert_eq!(begun(&events, ids[1]), begins_alone);
+        // Two steps of the first request in the one case, one in the other.
+        assert_eq!(engine.executor().batches, if begins_alone { vec![1, 1] } else { vec![1] });
+        outcomes.take(events);
+        let events = engine.step().unwrap();
+        assert_eq!(begun(&events, ids[2]), begins_alone);
+        let so_far = if begins_alone { vec![1, 1, 1, 2] } else { vec![1, 1] };
+        assert_eq!(engine.executor().batches, so_far, "the second begins alone, then both decode");
+        outcomes.take(events);
+        let outcomes = outcomes.run(&mut engine);
+        for (id, prompt) in ids.iter().zip(prompts) {
+            outcomes.finished(*id, &answer(prompt, 6), FinishReason::Length);
+        }
+    }
 }
 
 #[test]

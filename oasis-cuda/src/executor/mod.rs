@@ -361,6 +361,10 @@ impl Executor for CudaExecutor {
         })
     }
 
+    fn begins_alone(&self) -> bool {
+        self.info.budget_blocks.is_some()
+    }
+
     fn decode(&mut self, rows: &[DecodeRow]) -> anyhow::Result<Vec<Result<TokenId, RequestError>>> {
         let step = self.steps + 1;
         self.try_decode(rows).map_err(|error| anyhow::Error::new(error).context(format!("decode step {step}")))

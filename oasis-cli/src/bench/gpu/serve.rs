@@ -199,26 +199,18 @@ impl<'a> Loop<'a> {
         let mut point = Point { concurrency: self.concurrency, ..Point::default() };
         // Graphs of the batch sizes to come are captured now.
         for _ in 0..8 {
-            self.decode(&mut Point::default(), &mut Duration::default())?;
+            self.decode(0, &mut Point::default(), &mut Duration::default())?;
         }
         let (mut between, mut first) = (Duration::ZERO, Duration::ZERO);
         let start = Instant::now();
         while start.elapsed().as_secs() < self.args.seconds {
             crate::interrupt::check()?;
-            self.admit()?;
-            if let Some((id, admitted)) = self.prefilling {
-                let progress = self.executor.prefill(id).map_err(|error| CliError::Failure(error.to_string()))?;
-                if let PrefillProgress::Done(token) = progress {
-                    first += admitted.elapsed();
-                    point.prefills += 1;
-                    point.output_tokens += 1;
-                    self.prefilling = None;
-                    let row = DecodeRow { request: id, token };
-                    self.running.push(Running { row, left: self.args.output - 1, last: Instant::now() });
-                }
+            // As the engine does.
+            while self.read(&mut point, &mut first)? && self.executor.begins_alone() {
+                self.decode(self.running.len() - 1, &mut point, &mut between)?;
             }
             point.running = point.running.max(self.running.len());
-            self.decode(&mut point, &mut between)?;
+            self.decode(0, &mut point, &mut between)?;
         }
         let seconds = start.elapsed().as_secs_f64();
         let decoded = point.output_tokens - point.prefills;
@@ -227,6 +219,21 @@ impl<'a> Loop<'a> {
         point.per_token_ms = between.as_secs_f64() * 1e3 / decoded.max(1) as f64;
         point.first_token_ms = first.as_secs_f64() * 1e3 / point.prefills.max(1) as f64;
         Ok(point)
+    }
+
+    /// Goes on reading a prompt; gives whether that is done.
+    fn read(&mut self, point: &mut Point, first: &mut Duration) -> CliResult<bool> {
+        self.admit()?;
+        let Some((id, admitted)) = self.prefilling else { return Ok(false) };
+        let progress = self.executor.prefill(id).map_err(|error| CliError::Failure(error.to_string()))?;
+        let PrefillProgress::Done(token) = progress else { return Ok(false) };
+        *first += admitted.elapsed();
+        point.prefills += 1;
+        point.output_tokens += 1;
+        self.prefilling = None;
+        let row = DecodeRow { request: id, token };
+        self.running.push(Running { row, left: self.args.output - 1, last: Instant::now() });
+        Ok(true)
     }
 
     fn admit(&mut self) -> CliResult {
@@ -246,14 +253,15 @@ impl<'a> Loop<'a> {
         }
     }
 
-    fn decode(&mut self, point: &mut Point, between: &mut Duration) -> CliResult {
-        if self.running.is_empty() {
+    /// Decodes what runs from place `first` on.
+    fn decode(&mut self, first: usize, point: &mut Point, between: &mut Duration) -> CliResult {
+        if self.running.len() <= first {
             return Ok(());
         }
-        let rows: Vec<DecodeRow> = self.running.iter().map(|running| running.row).collect();
+        let rows: Vec<DecodeRow> = self.running[first..].iter().map(|running| running.row).collect();
         let tokens = self.executor.decode(&rows)?;
         let now = Instant::now();
-        for (running, token) in self.running.iter_mut().zip(tokens) {
+        for (running, token) in self.running[first..].iter_mut().zip(tokens) {
             running.row.token = token.map_err(|error| CliError::Failure(error.to_string()))?;
             running.left -= 1;
             *between += now - running.last;
