@@ -9,6 +9,9 @@ use oasis_models::checkpoint::CheckpointError;
 use std::io;
 use std::process::ExitCode;
 
+/// Exit code after Ctrl-C: 128 and the number of SIGINT.
+pub const INTERRUPTED: u8 = 130;
+
 /// What a command returns.
 pub type CliResult<T = ()> = Result<T, CliError>;
 
@@ -61,7 +64,7 @@ impl CliError {
             Self::ClosedPipe => 0,
             Self::Failure(_) => 1,
             Self::Input(_) => 2,
-            Self::Interrupted => crate::interrupt::EXIT_CODE,
+            Self::Interrupted => INTERRUPTED,
         })
     }
 }

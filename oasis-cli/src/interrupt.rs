@@ -1,10 +1,7 @@
 //! Ctrl-C: the first asks long loops to end, the second ends the process.
 
-use crate::error::{CliError, CliResult};
+use crate::error::{CliError, CliResult, INTERRUPTED};
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Exit code after Ctrl-C: 128 and the number of SIGINT.
-pub const EXIT_CODE: u8 = 130;
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
@@ -14,7 +11,7 @@ static REQUESTED: AtomicBool = AtomicBool::new(false);
 pub fn catch() {
     let handler = || {
         if REQUESTED.swap(true, Ordering::SeqCst) {
-            std::process::exit(EXIT_CODE.into());
+            std::process::exit(INTERRUPTED.into());
         }
     };
     if let Err(error) = ctrlc::set_handler(handler) {
