@@ -21,6 +21,7 @@ pub mod geometry;
 pub mod hand_over;
 pub mod ids;
 pub mod memory;
+pub mod observer;
 pub mod pipeline;
 pub mod policy;
 pub mod registry;

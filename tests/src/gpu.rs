@@ -154,6 +154,7 @@ impl Setup {
                     host: HostOptions { capacity: self.host, alias: None },
                     draft_window: config.kv.draft_window(),
                     through_store: false,
+                    observed: false,
                 }))
             }
         };

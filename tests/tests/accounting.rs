@@ -3,10 +3,11 @@
 use oasis_core::engine::{Engine, SubmitError};
 use oasis_core::executor::{Admission, DecodeRow, Executor, PrefillProgress, Sequence};
 use oasis_core::ids::{RequestId, TokenId};
+use oasis_core::observer::{LayerView, StepObserver};
 use oasis_core::pipeline::Tracer;
 use oasis_core::sampling::SamplingParams;
 use oasis_core::testkit::{Random, for_all};
-use oasis_models::cpu::{CpuExecutor, CpuOptions, LayerView, Residency, StepObserver};
+use oasis_models::cpu::{CpuExecutor, CpuOptions, Residency};
 use oasis_tests::drive::{Answers, assert_nothing_held, drive, request, solo};
 use oasis_tests::models::{parts, start, step};
 use oasis_tests::synthetic::{self, CONTEXT, HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
@@ -48,11 +49,12 @@ struct Scales {
 
 impl StepObserver for Scales {
     fn layer(&mut self, view: &LayerView<'_>) {
-        assert!(view.summaries.blocks() <= view.resident.tail.block().index() + 1);
+        let resident = view.resident.unwrap();
+        assert!(view.summaries.blocks() <= resident.tail.block().index() + 1);
         let rows = view.summaries.bytes() / (KV_HEADS * HEAD_DIM * 4) as u64;
         assert_eq!(rows % self.rows_per_block as u64, 0);
         let mut held = self.held.lock().unwrap();
-        held.push(view.resident.bytes());
+        held.push(resident.bytes());
     }
 }
 

@@ -3,11 +3,12 @@
 
 use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId, TokenId};
+use oasis_core::observer::{LayerView, StepObserver};
 use oasis_core::pipeline::Tracer;
 use oasis_core::policy::{PredictBatch, Predictor, QuerySource, rank_by_score};
 use oasis_core::sampling::SamplingParams;
 use oasis_core::working_set::Ranking;
-use oasis_models::cpu::{CpuExecutor, CpuModel, LayerView, PromptState, Residency, SparseParts, StepObserver};
+use oasis_models::cpu::{CpuExecutor, CpuModel, PromptState, Residency, SparseParts};
 use oasis_tests::models::{dense, oasis_tiny, options, parts, read, sparse};
 use oasis_tests::prompts::Prompts;
 use std::sync::{Arc, Mutex};
@@ -47,8 +48,9 @@ struct Residents(Arc<Mutex<Vec<Seen>>>);
 
 impl StepObserver for Residents {
     fn layer(&mut self, view: &LayerView<'_>) {
-        let complete = view.resident.tail.block().index();
-        let blocks = view.resident.in_block_order(KvHead(0)).into_iter().map(|(block, _)| block).collect();
+        let resident = view.resident.unwrap();
+        let complete = resident.tail.block().index();
+        let blocks = resident.in_block_order(KvHead(0)).into_iter().map(|(block, _)| block).collect();
         self.0.lock().unwrap().push((view.layer, complete, blocks));
     }
 }

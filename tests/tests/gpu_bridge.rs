@@ -64,6 +64,7 @@ fn on_device(policies: SparseParts, cap: usize) -> (SparseOptions, HostPolicies)
         host: HostOptions { capacity: 1 << 30, alias: None },
         draft_window: None,
         through_store: false,
+        observed: false,
     };
     (options, HostPolicies { summarizer: Box::new(WithoutCode(summarizer)), predictor, selector })
 }

@@ -4,10 +4,11 @@
 use oasis_core::config::Layer;
 use oasis_core::executor::{DecodeRow, Executor};
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId, TokenId};
+use oasis_core::observer::{LayerView, StepObserver};
 use oasis_core::pipeline::Tracer;
 use oasis_core::registry::{self, Role};
 use oasis_core::sampling::SamplingParams;
-use oasis_models::cpu::{CpuExecutor, CpuModel, LayerView, PromptState, StepObserver};
+use oasis_models::cpu::{CpuExecutor, CpuModel, PromptState};
 use oasis_tests::models::{dense, greedy, load, oasis_tiny, read, sparse};
 use oasis_tests::prompts::Prompts;
 use oasis_tests::references::shared;
@@ -148,10 +149,11 @@ impl StepObserver for Audit {
     fn layer(&mut self, view: &LayerView<'_>) {
         let step = self.steps.entry(view.layer).or_default();
         *step += 1;
-        let (set, complete) = (&view.resident.set, view.resident.tail.block().index());
+        let held = view.resident.unwrap();
+        let (set, complete) = (view.set, held.tail.block().index());
         let mut seen = self.seen.lock().unwrap();
-        for head in (0..view.resident.geometry().kv_heads).map(KvHead::from) {
-            let resident = view.resident.in_block_order(head);
+        for head in (0..held.geometry().kv_heads).map(KvHead::from) {
+            let resident = held.in_block_order(head);
             let blocks: BTreeSet<BlockId> = resident.iter().map(|&(block, _)| block).collect();
             assert_eq!(blocks.len(), resident.len(), "a block is in two slots");
             assert!(blocks.iter().all(|b| b.index() < complete), "a block of the future is resident");
@@ -160,7 +162,7 @@ impl StepObserver for Audit {
                 *self.full.lock().unwrap() += 1;
             }
             for (block, slot) in resident {
-                let entry = bits(view.resident.slot(head, slot));
+                let entry = bits(held.slot(head, slot));
                 let first = seen.entry((view.layer, head, block)).or_insert_with(|| entry.clone());
                 assert!(*first == entry, "layer {}, head {head}, block {block}: another entry than before", view.layer);
             }

@@ -128,6 +128,7 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
         host: HostOptions { capacity: capacity.unwrap_or(0), alias: None },
         draft_window: config.kv.draft_window(),
         through_store: capacity.is_none(),
+        observed: false,
     };
     if options.needs_device() && options.bridge().is_some() {
         let expected = "a predictor that chooses once, by a query of the same layer, as other policies run on the host";
@@ -142,6 +143,28 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
                  \"pcie-uva\"",
         );
         return Err(resolved.locate(error).into());
+    }
+    Ok(options)
+}
+
+/// What of a configuration the GPU runs while its steps are observed: the host decides in every layer.
+///
+/// # Errors
+/// As [`options`], and for what the host cannot decide.
+pub fn observed_options(resolved: &Resolved, spec: &DecoderSpec, has_head: bool) -> CliResult<CudaOptions> {
+    let mut options = options(resolved, spec, has_head)?;
+    let Residency::Sparse(sparse) = &mut options.residency else { return Ok(options) };
+    sparse.observed = true;
+    let refuse = |key: &str, expected: &str, hint: &str| -> CliResult<CudaOptions> {
+        let expected = format!("{expected}, as the host decides where a GPU shows its steps");
+        Err(resolved.locate(ConfigError::new(key, expected, "another").hint(hint)).into())
+    };
+    if sparse.needs_device() {
+        let expected = "a predictor that chooses once, by a query of the same layer";
+        return refuse("predictor.kind", expected, "device.kind = \"cpu\" shows any");
+    }
+    if sparse.through_store {
+        return refuse("store.kind", "a store that is host memory", "dram is one");
     }
     Ok(options)
 }
@@ -217,6 +240,7 @@ fn check_host_memory(bytes: u64) -> CliResult {
 /// Says that policies run on the host, and why.
 pub fn bridge_notice(sparse: &SparseOptions, bridge: Bridge) -> String {
     let lacks = [
+        (sparse.observed, "steps are observed"),
         (sparse.summarizer.is_none(), "the summarizer has no device code"),
         (sparse.ranking.is_none(), "the predictor does not rank by score"),
         (sparse.selector.is_none(), "the selector has no device code"),
@@ -231,7 +255,10 @@ pub fn bridge_notice(sparse: &SparseOptions, bridge: Bridge) -> String {
 }
 
 /// The policies of a configuration, for the host to run; the configuration has been checked.
-fn host_policies(config: &Config, spec: &DecoderSpec) -> CliResult<HostPolicies> {
+///
+/// # Errors
+/// When a policy cannot be built.
+pub fn host_policies(config: &Config, spec: &DecoderSpec) -> CliResult<HostPolicies> {
     let failure = |role| move |error| CliError::from(spec_error(role, error));
     Ok(HostPolicies {
         summarizer: config.summarizer.build(head_shape(spec)).map_err(failure(Role::Summarizer))?,

@@ -1,19 +1,16 @@
 //! Agreement of the draft query's choice with the next step's own, layer by layer (paper, Fig. 6).
 
-use crate::error::{CliError, CliResult};
-use crate::eval::device::{Cpu, Progress};
+use crate::error::CliResult;
+use crate::eval::device::Progress;
 use crate::eval::meter::{AgreementMeter, Chooser, Source, Totals};
+use crate::eval::observed::Observed;
 use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
-use oasis_core::executor::{DecodeRow, Executor};
-use oasis_core::ids::RequestId;
 use oasis_core::policy::Aggregate;
-use oasis_core::sampling::SamplingParams;
-use oasis_models::cpu::CpuExecutor;
 use serde::Serialize;
 use std::sync::PoisonError;
 
-/// The queries that are compared, in the order of tables.
+/// The queries that are compared, in the order of tables; the last one where the device runs probes.
 const QUERIES: [(Source, &str); 3] =
     [(Source::Draft, "draft query"), (Source::Previous, "previous query"), (Source::Probe, "draft of the true token")];
 
@@ -41,10 +38,10 @@ pub struct AgreementReport {
     pub steps: usize,
     /// Share of steps in which the draft head guessed the next token.
     pub draft_right: f64,
-    /// Layer by layer: draft query, previous query, draft row fed the true next token.
+    /// Layer by layer: draft query, previous query, and on the CPU a draft row fed the true next token.
     pub layers: Vec<LayerAgreement>,
-    /// The same three over all layers.
-    pub mean: [f64; 3],
+    /// The same over all layers.
+    pub mean: Vec<f64>,
     /// Mean of the draft query where the draft head guessed the next token, and where it did not; absent where there
     /// was no such step.
     pub draft_right_and_wrong: [Option<f64>; 2],
@@ -55,8 +52,7 @@ pub struct AgreementReport {
 /// # Errors
 /// When a request fails.
 pub fn measure(
-    executor: &mut CpuExecutor,
-    cpu: &Cpu<'_>,
+    executor: &mut Observed<'_>,
     windows: &[Window],
     budget: usize,
     aggregate: Aggregate,
@@ -65,26 +61,19 @@ pub fn measure(
     let geometry = executor.info().geometry;
     let chooser = Chooser::of(executor, budget, aggregate);
     let (meter, totals) = AgreementMeter::new(chooser, geometry.layers);
-    executor.set_observer(Some(Box::new(meter)));
+    executor.set_observer(Some(Box::new(meter)))?;
     let (mut right, mut guesses) = (0, 0);
     for (index, window) in windows.iter().enumerate() {
         crate::interrupt::check()?;
-        let request = RequestId::from(index + 1);
-        let state = cpu.read(&window.context);
-        executor.resume(&state, request, window.forced.len(), SamplingParams::default())?;
-        for pair in window.forced.windows(2) {
-            let rows = [DecodeRow { request, token: pair[0] }];
-            let result = executor.decode_with_probes(&rows, &[vec![pair[1]]]).remove(0);
-            result.map_err(|error| CliError::Failure(error.to_string()))?;
-            let guessed_right = executor.draft(request).is_some_and(|(_, guess)| guess == pair[1]);
+        executor.follow_drafting(window, |guessed_right| {
             totals.lock().unwrap_or_else(PoisonError::into_inner).guessed_right = guessed_right;
             right += usize::from(guessed_right);
             guesses += 1;
-        }
-        executor.release(request);
+        })?;
         progress(index + 1, windows.len());
     }
-    executor.set_observer(None);
+    executor.set_observer(None)?;
+    let queries = if executor.runs_probes() { &QUERIES[..] } else { &QUERIES[..2] };
     let totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(AgreementReport {
         budget_blocks: budget,
@@ -92,16 +81,17 @@ pub fn measure(
         contexts: windows.iter().map(|w| w.context.len()).collect(),
         steps: totals.steps(geometry.kv_heads),
         draft_right: right as f64 / guesses.max(1) as f64,
-        layers: rows_of(&totals),
-        mean: QUERIES.map(|(source, _)| totals.mean(source).unwrap_or(f64::NAN)),
+        layers: rows_of(&totals, queries),
+        mean: queries.iter().map(|(source, _)| totals.mean(*source).unwrap_or(f64::NAN)).collect(),
         draft_right_and_wrong: [Source::DraftRight, Source::DraftWrong].map(|source| totals.mean(source)),
     })
 }
 
-fn rows_of(totals: &Totals) -> Vec<LayerAgreement> {
-    let columns = QUERIES.map(|(source, query)| (query, totals.per_layer(source).unwrap_or_default()));
+fn rows_of(totals: &Totals, queries: &[(Source, &'static str)]) -> Vec<LayerAgreement> {
+    let columns: Vec<_> =
+        queries.iter().map(|(source, query)| (*query, totals.per_layer(*source).unwrap_or_default())).collect();
     let row = |layer: usize| {
-        columns.each_ref().map(|(query, shares)| LayerAgreement {
+        columns.iter().map(move |(query, shares)| LayerAgreement {
             layer,
             query,
             agreement: shares.get(layer).copied().unwrap_or(f64::NAN),
@@ -128,11 +118,13 @@ pub fn render(report: &AgreementReport) -> String {
     let cells = |name: String, shares: &[f64]| -> Vec<String> {
         std::iter::once(name).chain(shares.iter().map(|share| format!("{share:.4}"))).collect()
     };
-    let mut rows = vec![std::iter::once("layer").chain(QUERIES.map(|(_, query)| query)).map(str::to_owned).collect()];
-    let mut least = [f64::INFINITY; 3];
-    for (layer, row) in report.layers.chunks_exact(3).enumerate() {
-        let shares = [&row[0], &row[1], &row[2]].map(|row| row.agreement);
-        least = [0, 1, 2].map(|query| least[query].min(shares[query]));
+    let queries = &QUERIES[..report.mean.len()];
+    let mut rows =
+        vec![std::iter::once("layer").chain(queries.iter().map(|(_, query)| *query)).map(str::to_owned).collect()];
+    let mut least = vec![f64::INFINITY; queries.len()];
+    for (layer, row) in report.layers.chunks_exact(queries.len()).enumerate() {
+        let shares: Vec<f64> = row.iter().map(|row| row.agreement).collect();
+        least.iter_mut().zip(&shares).for_each(|(least, share)| *least = least.min(*share));
         rows.push(cells(layer.to_string(), &shares));
     }
     rows.push(cells("mean".to_owned(), &report.mean));

@@ -9,7 +9,8 @@ use crate::text::columns;
 use oasis_core::executor::Executor;
 use oasis_core::ids::{BlockId, KvHead};
 use oasis_core::memory::Resident;
-use oasis_models::cpu::{LayerView, StepObserver};
+use oasis_core::observer::{LayerView, StepObserver};
+use oasis_core::working_set::WorkingSet;
 use serde::Serialize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -62,9 +63,9 @@ impl Weights {
     }
 
     /// Share of the weight on what is resident, mean over KV heads.
-    fn covered(&self, resident: &Resident) -> f64 {
+    fn covered(&self, set: &WorkingSet) -> f64 {
         let covered = self.0.iter().enumerate().map(|(head, (tail, blocks))| {
-            let residents = resident.set.head(KvHead::from(head)).residents();
+            let residents = set.head(KvHead::from(head)).residents();
             let held = blocks.iter().enumerate().filter(|(block, _)| residents.contains(BlockId::from(*block)));
             f64::from(*tail) + held.map(|(_, weight)| f64::from(*weight)).sum::<f64>()
         });
@@ -80,9 +81,10 @@ struct Recorder(Recorded);
 
 impl StepObserver for Recorder {
     fn layer(&mut self, view: &LayerView<'_>) {
-        let geometry = view.resident.geometry();
+        let Some(resident) = view.resident else { return };
+        let geometry = resident.geometry();
         let normal = &view.queries[..geometry.q_heads * geometry.head_dim];
-        lock(&self.0).push(Weights::of(normal, view.resident));
+        lock(&self.0).push(Weights::of(normal, resident));
     }
 }
 
@@ -100,12 +102,12 @@ impl StepObserver for Comparer {
         let index = self.seen;
         self.seen += 1;
         // The first step sees the full KV.
-        if view.resident.set.is_empty() {
+        if view.set.is_empty() {
             return;
         }
         if let Some(weights) = lock(&self.weights).get(index) {
             let (sum, count) = &mut lock(&self.sums)[view.layer.index()];
-            *sum += weights.covered(view.resident);
+            *sum += weights.covered(view.set);
             *count += 1;
         }
     }
@@ -201,9 +203,9 @@ mod tests {
         }
         // One query head weighs keys by their exponentials, 1 : 2 : 3, the other all alike.
         let weights = Weights::of(&[1.0, 0.0], &dense);
-        assert!((weights.covered(&dense) - 1.0).abs() < 1e-6);
+        assert!((weights.covered(&dense.set) - 1.0).abs() < 1e-6);
         let mut part = Resident::new(geometry, 1, BlockId(3));
         part.set.place(KvHead(0), Admission { block: BlockId(2), slot: SlotId(0) }, Step(0));
-        assert!((weights.covered(&part) - (3.0 / 6.0 + 1.0 / 3.0) / 2.0).abs() < 1e-6);
+        assert!((weights.covered(&part.set) - (3.0 / 6.0 + 1.0 / 3.0) / 2.0).abs() < 1e-6);
     }
 }

@@ -5,10 +5,10 @@ use crate::error::CliResult;
 use crate::eval::running::Running;
 use crate::eval::setting::{Contender, Setting};
 use crate::eval::window::Window;
-use oasis_core::config::DeviceKind;
+use oasis_core::config::{Config, DeviceKind};
 use oasis_core::ids::TokenId;
 use oasis_core::pipeline::Tracer;
-use oasis_cuda::executor::CudaExecutor;
+use oasis_cuda::executor::{CudaExecutor, CudaOptions};
 use oasis_models::cpu::{CpuExecutor, CpuModel, PromptState};
 use std::sync::Arc;
 
@@ -60,6 +60,21 @@ impl<'a> Device<'a> {
             Self::Cpu(cpu) => cpu.setting,
             Self::Cuda(cuda) => cuda.setting,
         }
+    }
+
+    /// Replaces the forced tokens of windows by the model's own greedy continuations, decoded densely.
+    ///
+    /// # Errors
+    /// When there is no room for a window, a request fails, or on Ctrl-C.
+    pub fn continue_greedily(&self, windows: &mut [Window]) -> CliResult {
+        let contexts: Vec<Vec<TokenId>> = windows.iter().map(|window| window.context.clone()).collect();
+        let prompts: Vec<Prompt<'_>> = (contexts.iter().zip(windows.iter()))
+            .map(|(tokens, window)| Prompt { tokens, new_tokens: window.forced.len() })
+            .collect();
+        self.run(&[&Contender::dense()], &prompts, &mut |_, _| (), &mut |turn| {
+            windows[turn.prompt].continue_greedily(turn.running, |_| Ok(()))?;
+            Ok(())
+        })
     }
 
     /// Gives every contender every prompt. A contender takes the prompts in order, and each prompt goes to the
@@ -123,19 +138,6 @@ impl<'a> Cpu<'a> {
         PromptState::read(&self.weights, prompt, chunk, &mut |_, _| ())
     }
 
-    /// Replaces the forced tokens of windows by the model's own greedy continuations, decoded densely.
-    ///
-    /// # Errors
-    /// When a request fails.
-    pub fn continue_greedily(&self, windows: &mut [Window]) -> CliResult {
-        let mut dense = self.executor(&Contender::dense())?;
-        for window in windows {
-            let running = Running::resume(&mut dense, &self.read(&window.context), window.forced.len())?;
-            window.continue_greedily(running, |_| Ok(()))?;
-        }
-        Ok(())
-    }
-
     fn run(
         &self,
         contenders: &[&Contender],
@@ -171,13 +173,21 @@ impl<'a> Cuda<'a> {
         Ok(Self { setting, weights: Box::new(weights) })
     }
 
-    /// An executor of a contender for one request of at most `longest` tokens.
+    /// An executor for one request of at most `longest` tokens.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn start(&self, config: &Config, mut options: CudaOptions, longest: usize) -> CliResult<CudaExecutor> {
+        options.max_batch = 1;
+        options.max_context = options.max_context.min(longest);
+        assemble::cuda::start(config, &assemble::cuda::Weights::Loaded(&self.weights), options)
+    }
+
+    /// The same of a contender.
     fn executor(&self, contender: &Contender, longest: usize) -> CliResult<CudaExecutor> {
         let start = || {
-            let (resolved, mut options) = self.setting.cuda_options(contender)?;
-            options.max_batch = 1;
-            options.max_context = options.max_context.min(longest);
-            assemble::cuda::start(&resolved.config, &assemble::cuda::Weights::Loaded(&self.weights), options)
+            let (resolved, options) = self.setting.cuda_options(contender)?;
+            self.start(&resolved.config, options, longest)
         };
         start().map_err(|error| error.of(contender.name()))
     }

@@ -1,12 +1,12 @@
 //! Agreement of predicted with exact choices of blocks, measured inside a decode step (paper, Fig. 6).
 
-use oasis_core::executor::Executor;
+use crate::eval::observed::Observed;
 use oasis_core::geometry::HeadShape;
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId};
 use oasis_core::memory::Summaries;
+use oasis_core::observer::{LayerView, StepObserver};
 use oasis_core::policy::{Aggregate, ScoreTask, Summarizer};
 use oasis_core::working_set::top_k;
-use oasis_models::cpu::{CpuExecutor, LayerView, StepObserver};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -90,10 +90,10 @@ pub struct Chooser {
 
 impl Chooser {
     /// That of an executor which decodes sparsely with K blocks.
-    pub fn of(executor: &CpuExecutor, budget: usize, aggregate: Aggregate) -> Self {
+    pub fn of(executor: &Observed<'_>, budget: usize, aggregate: Aggregate) -> Self {
         let geometry = executor.info().geometry;
         Self {
-            summarizer: executor.summarizer().expect("a sparse executor has a summarizer"),
+            summarizer: executor.summarizer.clone(),
             shape: geometry.head_shape(),
             kv_heads: geometry.kv_heads,
             budget,

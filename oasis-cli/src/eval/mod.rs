@@ -6,6 +6,7 @@ pub mod device;
 pub mod divergence;
 pub mod logits;
 pub mod meter;
+pub mod observed;
 pub mod perplexity;
 pub mod recall;
 pub mod running;

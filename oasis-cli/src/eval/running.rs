@@ -9,7 +9,7 @@ use oasis_models::cpu::{CpuExecutor, PromptState};
 use std::ops::AddAssign;
 
 /// The only request of an executor.
-const REQUEST: RequestId = RequestId(1);
+pub const REQUEST: RequestId = RequestId(1);
 
 /// Decode steps and what they moved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

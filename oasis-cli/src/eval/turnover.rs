@@ -1,16 +1,14 @@
 //! Turnover: how much of a choice of blocks is new from one step to the next, layer by layer.
 
 use crate::error::CliResult;
-use crate::eval::device::{Cpu, Progress};
+use crate::eval::device::Progress;
 use crate::eval::meter::{Chooser, share};
-use crate::eval::running::Running;
+use crate::eval::observed::Observed;
 use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
-use oasis_core::executor::Executor;
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId};
-use oasis_core::pipeline::LayerDone;
+use oasis_core::observer::{LayerView, SelectionView, StepObserver};
 use oasis_core::policy::Aggregate;
-use oasis_models::cpu::{CpuExecutor, LayerView, StepObserver};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -96,25 +94,25 @@ impl StepObserver for Meter {
         self.exact.insert((view.request, view.layer), now);
     }
 
-    fn selected(&mut self, done: &LayerDone) {
-        for (index, member) in done.members.iter().enumerate() {
-            if member.cache.summaries.blocks() <= self.chooser.budget || member.error.is_some() {
+    fn selected(&mut self, view: &SelectionView<'_>) {
+        for (index, member) in view.members.iter().enumerate() {
+            if member.blocks <= self.chooser.budget || member.failed {
                 continue;
             }
             let heads = (0..self.chooser.kv_heads).map(|head| {
                 let mut blocks: Vec<BlockId> =
-                    done.ranking.head(index, KvHead::from(head)).iter().map(|ranked| ranked.block).collect();
+                    view.ranking.head(index, KvHead::from(head)).iter().map(|ranked| ranked.block).collect();
                 blocks.sort_unstable();
                 blocks
             });
             let now: Choice = heads.collect();
             let wanted: usize = now.iter().map(Vec::len).sum();
-            if let Some(before) = self.predicted.get(&(member.request, done.layer)) {
-                let sums = &mut lock(&self.layers)[done.layer.index()];
+            if let Some(before) = self.predicted.get(&(member.request, view.layer)) {
+                let sums = &mut lock(&self.layers)[view.layer.index()];
                 turned_over(before, &now).for_each(|share| sums.predicted.add(share));
                 sums.admitted.add(member.admitted as f64 / wanted.max(1) as f64);
             }
-            self.predicted.insert((member.request, done.layer), now);
+            self.predicted.insert((member.request, view.layer), now);
         }
     }
 
@@ -134,8 +132,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// # Errors
 /// When a request fails.
 pub fn measure(
-    executor: &mut CpuExecutor,
-    cpu: &Cpu<'_>,
+    executor: &mut Observed<'_>,
     windows: &[Window],
     budget: usize,
     aggregate: Aggregate,
@@ -144,14 +141,13 @@ pub fn measure(
     let geometry = executor.info().geometry;
     let chooser = Chooser::of(executor, budget, aggregate);
     let (meter, sums) = Meter::new(chooser, geometry.layers);
-    executor.set_observer(Some(Box::new(meter)));
+    executor.set_observer(Some(Box::new(meter)))?;
     for (index, window) in windows.iter().enumerate() {
         crate::interrupt::check()?;
-        let state = cpu.read(&window.context);
-        window.follow(Running::resume(executor, &state, window.forced.len())?, |_| Ok(()))?;
+        executor.follow(window)?;
         progress(index + 1, windows.len());
     }
-    executor.set_observer(None);
+    executor.set_observer(None)?;
     let layers: Vec<[f64; 3]> =
         lock(&sums).iter().map(|sums| [sums.exact.get(), sums.predicted.get(), sums.admitted.get()]).collect();
     let mean = |column: usize| layers.iter().map(|layer| layer[column]).sum::<f64>() / layers.len().max(1) as f64;
@@ -219,7 +215,9 @@ mod tests {
                 queries: &query,
                 has_draft: false,
                 summaries: &summaries,
-                resident: &resident,
+                set: &resident.set,
+                resident: Some(&resident),
+                keys: &resident,
             });
         }
         let exact = lock(&sums)[0].exact;

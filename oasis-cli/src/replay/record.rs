@@ -1,14 +1,12 @@
 //! Recording: what a run wants at every step.
 
 use crate::error::CliResult;
-use crate::eval::device::{Cpu, Progress};
-use crate::eval::running::Running;
+use crate::eval::device::Progress;
+use crate::eval::observed::Observed;
 use crate::eval::window::Window;
 use crate::replay::recording::{Counts, Member, Recording, Request, Selection};
-use oasis_core::executor::Executor;
 use oasis_core::ids::KvHead;
-use oasis_core::pipeline::LayerDone;
-use oasis_models::cpu::{CpuExecutor, StepObserver};
+use oasis_core::observer::{SelectionView, StepObserver};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,18 +21,18 @@ struct Recorded {
 struct Recorder(Arc<Mutex<Recorded>>);
 
 impl StepObserver for Recorder {
-    fn selected(&mut self, done: &LayerDone) {
+    fn selected(&mut self, view: &SelectionView<'_>) {
         let mut recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let request = recorded.request;
-        let members = done.members.iter().enumerate().map(|(index, member)| {
+        let members = view.members.iter().enumerate().map(|(index, member)| {
             let wanted = |head: usize| {
-                let ranked = done.ranking.head(index, KvHead::from(head));
+                let ranked = view.ranking.head(index, KvHead::from(head));
                 ranked.iter().map(|wanted| (wanted.block.0, wanted.score)).collect()
             };
             Member {
                 request,
                 completed: member.completed.map(|block| block.0),
-                heads: (0..done.ranking.kv_heads()).map(wanted).collect(),
+                heads: (0..view.ranking.kv_heads()).map(wanted).collect(),
                 live: Counts {
                     filled: member.filled as u64,
                     admitted: member.admitted as u64,
@@ -44,9 +42,9 @@ impl StepObserver for Recorder {
         });
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let selection = Selection {
-            layer: done.layer.0,
-            step: done.step.0,
-            link: done.link.map(|link| (nanos(link.entry), nanos(link.interval))),
+            layer: view.layer.0,
+            step: view.step.0,
+            link: view.link.map(|link| (nanos(link.entry), nanos(link.interval))),
             members: members.collect(),
         };
         recorded.selections.push(selection);
@@ -59,23 +57,21 @@ impl StepObserver for Recorder {
 /// # Errors
 /// When a request fails, or Ctrl-C ends the run.
 pub fn record(
-    executor: &mut CpuExecutor,
-    cpu: &Cpu<'_>,
+    executor: &mut Observed<'_>,
     windows: &[Window],
     config: String,
     progress: &mut Progress<'_>,
 ) -> CliResult<Recording> {
     let recorded = Arc::new(Mutex::new(Recorded::default()));
-    executor.set_observer(Some(Box::new(Recorder(recorded.clone()))));
+    executor.set_observer(Some(Box::new(Recorder(recorded.clone()))))?;
     let before = executor.stats().steps;
     for (index, window) in windows.iter().enumerate() {
         crate::interrupt::check()?;
         recorded.lock().unwrap_or_else(PoisonError::into_inner).request = number(index);
-        let state = cpu.read(&window.context);
-        window.follow(Running::resume(executor, &state, window.forced.len())?, |_| Ok(()))?;
+        executor.follow(window)?;
         progress(index + 1, windows.len());
     }
-    executor.set_observer(None);
+    executor.set_observer(None)?;
     let info = executor.info();
     let requests = windows.iter().map(|window| {
         let prompt = window.context.len();

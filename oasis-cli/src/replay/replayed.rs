@@ -76,7 +76,11 @@ pub fn replay(
             .map(|member| {
                 let prompt = recording.requests[member.request as usize].prompt as usize;
                 let slots = budget.min(recording.max_blocks(member.request));
-                let first = || WorkingSet::of_prompt(geometry.kv_heads, slots, geometry.full_blocks(prompt));
+                // A GPU fills the working set of a short prompt too; the CPU leaves its blocks where they are.
+                let first = || match member.live.filled {
+                    0 => WorkingSet::of_prompt(geometry.kv_heads, slots, geometry.full_blocks(prompt)),
+                    _ => WorkingSet::new(geometry.kv_heads, slots),
+                };
                 sets.remove(&(member.request, selection.layer)).unwrap_or_else(first)
             })
             .collect();

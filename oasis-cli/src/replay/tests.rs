@@ -2,7 +2,8 @@
 
 use crate::args::GlobalArgs;
 use crate::assemble;
-use crate::eval::device::Cpu;
+use crate::eval::device::Device;
+use crate::eval::observed::Plan;
 use crate::eval::setting::Setting;
 use crate::eval::window::Window;
 use crate::replay::link::LinkClock;
@@ -10,9 +11,8 @@ use crate::replay::recording::{Counts, Member, Request, Selection};
 use crate::replay::{LinkModel, Recording, Replayed, record, replay};
 use crate::settings::resolve;
 use oasis_core::config::{Layer, Resolved};
-use oasis_core::executor::{Executor, ExecutorStats};
+use oasis_core::executor::ExecutorStats;
 use oasis_core::geometry::{KvDtype, KvGeometry};
-use oasis_core::pipeline::Tracer;
 use oasis_core::policy::{QuerySource, Selector};
 
 /// Records 2 windows of 40 steps after 300 tokens, K = 8, on the embedded model: tail blocks complete on the way.
@@ -29,11 +29,10 @@ fn live(settings: &[&str]) -> (Recording, ExecutorStats, Resolved) {
     let text = "And he said, I will not do it, if I find thirty there; and the king went into the city by night. ";
     let windows = Window::cut(&setting.text.encode(&text.repeat(50)).unwrap(), 300, 40, 2).unwrap();
     assert_eq!(windows.len(), 2);
-    let policies = assemble::build_policies(&resolved, &model).unwrap();
-    let cpu = Cpu::load(&setting).unwrap();
-    let mut executor =
-        assemble::start_executor(&resolved.config, cpu.weights.clone(), policies, Tracer::default()).unwrap();
-    let recording = record(&mut executor, &cpu, &windows, resolved.to_toml(), &mut |_, _| ()).unwrap();
+    let plan = Plan::new(&setting).unwrap();
+    let device = Device::load(&setting, &[]).unwrap();
+    let mut executor = plan.start(&device, &windows).unwrap();
+    let recording = record(&mut executor, &windows, resolved.to_toml(), &mut |_, _| ()).unwrap();
     (recording, executor.stats(), resolved)
 }
 

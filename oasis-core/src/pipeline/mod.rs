@@ -17,7 +17,7 @@ mod transfer;
 
 pub use link::LinkMeter;
 pub use metrics::{PipelineMetrics, StageMetrics};
-pub use rules::{RankMember, SelectMember, Selected, rank, select};
+pub use rules::{RankMember, SelectMember, Selected, rank, select, summarize};
 pub use stage::{Stage, StageError, WorkerPriority};
 pub use trace::{Span, Tracer, Track};
 pub use transfer::{Offload, OffloadBlocks};

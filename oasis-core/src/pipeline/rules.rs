@@ -20,6 +20,26 @@ pub struct RankMember<'a> {
     pub summaries: &'a mut Summaries,
 }
 
+/// Summarises blocks that were complete before the step; `keys` are theirs,
+/// `[kv_heads][blocks][block_tokens][head_dim]`.
+///
+/// # Errors
+/// [`StageError::Panicked`] when the summarizer panics.
+pub fn summarize(
+    geometry: &KvGeometry,
+    summarizer: &dyn Summarizer,
+    keys: &[f32],
+    summaries: &mut Summaries,
+) -> Result<(), StageError> {
+    guarded(Stage::Predict, || append(geometry, summarizer, keys, summaries))
+}
+
+fn append(geometry: &KvGeometry, summarizer: &dyn Summarizer, keys: &[f32], summaries: &mut Summaries) {
+    if !keys.is_empty() {
+        summaries.append(geometry, summarizer, keys.chunks_exact(keys.len() / geometry.kv_heads));
+    }
+}
+
 /// Summarises what the step completed and ranks all blocks.
 ///
 /// # Errors
@@ -34,9 +54,7 @@ pub fn rank(
 ) -> Result<Ranking, StageError> {
     guarded(Stage::Predict, || {
         for member in members.iter_mut() {
-            if let Some(keys) = member.completed_keys.take() {
-                member.summaries.append(geometry, summarizer, keys.chunks_exact(keys.len() / geometry.kv_heads));
-            }
+            append(geometry, summarizer, member.completed_keys.take().unwrap_or_default(), member.summaries);
         }
         let requests: Vec<PredictRequest<'_>> = (members.iter())
             .map(|m| PredictRequest { query: m.query, summaries: m.summaries, blocks: m.summaries.blocks() })

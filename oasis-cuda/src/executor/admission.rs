@@ -50,7 +50,7 @@ impl CudaExecutor {
             self.parts.memory.shared.hosts()[layer * rows + row] = base.offset(layer * blocks * block).0;
         }
         if let Some(side) = &self.parts.host_side {
-            side.borrow_mut().admit(row, base, blocks * block);
+            side.borrow_mut().rows.admit(row, id, base, blocks * block);
         }
         let stream = &self.parts.streams.foreground;
         let Some(sparse) = &self.parts.memory.sparse else { return Ok(()) };
@@ -83,7 +83,7 @@ impl CudaExecutor {
     pub(super) fn vacate(&mut self, id: RequestId, request: &Request) {
         self.rows[request.row] = None;
         if let Some(side) = &self.parts.host_side {
-            side.borrow_mut().release(request.row);
+            side.borrow_mut().rows.release(request.row);
         }
         self.staged = self.staged.filter(|staged| *staged != id);
         self.parts.memory.shared.set_sampling(request.row, SamplingParams::default());

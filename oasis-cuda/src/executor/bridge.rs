@@ -1,7 +1,8 @@
 //! Policies without device code: what they need goes to the host, what they decide comes back as a list of copies for
 //! the same gather. A layer's selection waits for the host; everything else of the step stays as it is.
 
-use super::host_side::{HostSide, Member, read_keys};
+use super::host_rows::Member;
+use super::host_side::HostSide;
 use super::memory::{LayerSets, SparseMemory};
 use super::options::Bridge;
 use super::parts::Parts;
@@ -73,22 +74,18 @@ impl Parts {
     ) -> Result<(), DeviceError> {
         let Some(side) = &self.host_side else { return Ok(()) };
         let side = &mut *side.borrow_mut();
-        if side.members.is_empty() {
+        if side.rows.members.is_empty() {
             // All of them have failed in a layer before.
             return Ok(());
         }
         let sets = &sparse.layers[layer];
-        for index in 0..side.members.len() {
+        for index in 0..side.rows.members.len() {
             self.queue_facts(side, scope, (layer, index), sets, stream)?;
         }
         stream.synchronize()?;
-        let keys: Vec<Vec<f32>> = match side.bridge {
-            Bridge::Selection => Vec::new(),
-            Bridge::Prediction => (0..side.members.len()).map(|index| self.new_keys(side, layer, index)).collect(),
-        };
-        let members = side.members.clone();
+        let members = side.rows.members.clone();
         let link = side.selecting(LayerId::from(layer))?;
-        let Some(selected) = side.decide(LayerId::from(layer), &keys, link) else { return Ok(()) };
+        let Some(selected) = side.decide(LayerId::from(layer), self.host.as_ref(), link) else { return Ok(()) };
         let mut copies = Vec::new();
         for (member, selected) in members.iter().zip(&selected) {
             self.places(side, scope, sparse, layer, member).copies(selected, member.completed, &mut copies);
@@ -115,52 +112,30 @@ impl Parts {
         stream: &Stream,
     ) -> Result<(), DeviceError> {
         let spec = &self.model.spec;
-        let Member { row, completed, .. } = side.members[index];
-        if side.bridge == Bridge::Selection {
+        let Member { row, completed, .. } = side.rows.members[index];
+        if side.rows.bridge == Bridge::Selection {
             let bytes = spec.kv_heads * self.extent.tiles * BLOCK_TOKENS * 4;
             // SAFETY: both sides have the scores of every row.
             return unsafe {
-                bring(stream, &side.facts, index * bytes, sets.scores.address().offset(row * bytes), bytes)
+                bring(stream, side.facts(), index * bytes, sets.scores.address().offset(row * bytes), bytes)
             };
         }
-        let bytes = spec.q_heads * spec.head_dim * 2;
-        let query = (row - scope.first_row()) * self.extent.queries + self.extent.queries - 1;
-        let from = self.query_buffer(layer).offset(query * bytes);
-        // SAFETY: the queries of the step are there until the next layer; the landing has room for one of every row.
-        unsafe { bring(stream, &side.facts, index * bytes, from, bytes)? };
-        if completed.is_none() {
+        let bytes = self.extent.queries * spec.q_heads * spec.head_dim * 2;
+        let from = self.query_buffer(layer).offset((row - scope.first_row()) * bytes);
+        // SAFETY: the queries of the step are there until the next layer; the landing has room for those of every row.
+        unsafe { bring(stream, side.facts(), index * bytes, from, bytes)? };
+        if completed.is_none() && !side.rows.is_observed() {
             return Ok(());
         }
         let bytes = spec.kv_heads * 2 * entry_bytes(spec.head_dim);
         // SAFETY: both sides have the tails of every row.
-        unsafe { bring(stream, &side.tails, index * bytes, sets.tail.address().offset(row * bytes), bytes) }
-    }
-
-    /// Keys of a member's blocks that are not summarised yet, `[kv_heads][blocks][block_tokens][head_dim]`.
-    fn new_keys(&self, side: &HostSide, layer: usize, index: usize) -> Vec<f32> {
-        let geometry = &side.geometry;
-        let member = &side.members[index];
-        let (Some(row), Some(host)) = (&side.rows[member.row], &self.host) else { return Vec::new() };
-        let (kv_heads, entry) = (geometry.kv_heads, entry_bytes(geometry.head_dim));
-        let base = row.host.offset(layer * row.stride);
-        let tails = &side.tails.as_slice()[index * kv_heads * 2 * entry..];
-        let mut keys = Vec::new();
-        for head in 0..kv_heads {
-            for block in row.summaries[layer].blocks()..member.blocks {
-                let bytes = match member.completed {
-                    Some(completed) if completed.index() == block => &tails[(head * 2 + block % 2) * entry..][..entry],
-                    _ => host.bytes_at(base.offset((block * kv_heads + head) * entry), entry),
-                };
-                read_keys(bytes, geometry, &mut keys);
-            }
-        }
-        keys
+        unsafe { bring(stream, side.tails(), index * bytes, sets.tail.address().offset(row * bytes), bytes) }
     }
 
     fn places(&self, side: &HostSide, scope: Scope, sparse: &SparseMemory, layer: usize, member: &Member) -> Places {
         let (spec, sets) = (&self.model.spec, &sparse.layers[layer]);
         let (slots, entry, pair) = (self.extent.slots, entry_bytes(spec.head_dim), member.row * spec.kv_heads);
-        let stored = side.rows[member.row].as_ref().map_or(Address::NONE, |row| row.host.offset(layer * row.stride));
+        let stored = side.rows.row(member.row).map_or(Address::NONE, |row| row.host.offset(layer * row.stride));
         Places {
             entries: sets.slots.address().offset(pair * slots * entry),
             tail: sets.tail.address().offset(pair * 2 * entry),

@@ -30,8 +30,9 @@ impl CudaExecutor {
         let bucket = self.bucket(rows);
         let _range = Range::begin(|| format!("decode step, {bucket} rows"));
         if let Some(side) = &self.parts.host_side {
-            let positions = self.parts.memory.shared.inputs().iter().map(|input| input.position);
-            side.borrow_mut().begin(positions.enumerate().filter(|(_, position)| *position >= 0));
+            let inputs = self.parts.memory.shared.inputs().iter().enumerate();
+            let positions = inputs.filter_map(|(row, input)| Some((row, usize::try_from(input.position).ok()?)));
+            side.borrow_mut().rows.begin(false, positions);
         }
         if let Some(link) = &self.parts.link_follower {
             let rows = self.parts.memory.shared.inputs().iter().filter(|input| input.position >= 0).count();
@@ -145,7 +146,7 @@ impl CudaExecutor {
         }
         let outputs = self.parts.memory.shared.outputs().to_vec();
         let mut failures =
-            self.parts.host_side.as_ref().map(|side| side.borrow_mut().take_failures()).unwrap_or_default();
+            self.parts.host_side.as_ref().map(|side| side.borrow_mut().rows.take_failures()).unwrap_or_default();
         if let Some(link) = &self.parts.store_link {
             failures.extend(link.borrow_mut().take_failures());
         }

@@ -28,7 +28,7 @@ impl CudaExecutor {
         let row = request.row;
         self.parts.memory.shared.singles()[0] = input;
         if let Some(side) = &self.parts.host_side {
-            side.borrow_mut().begin([(row, input.position)]);
+            side.borrow_mut().rows.begin(true, [(row, input.position as usize)]);
         }
         let scope = Scope::First(FirstStep { row, fetch: host.filter(|_| !staged) });
         self.parts.queue_step(scope)?;

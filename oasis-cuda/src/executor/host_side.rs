@@ -1,87 +1,32 @@
-//! Policies that the host runs for the device: their state and what they decide, by the rules of every executor.
+//! Policies that the host runs for the device: the pinned memory through which facts come and decisions go.
 
+use super::host::HostPool;
+use super::host_rows::{BlockKeys, Facts, HostPolicies, HostRows, KeysOf};
 use super::link::LinkTimer;
 use super::options::{Bridge, SparseOptions};
 use super::plan::Extent;
 use crate::device::{Device, DeviceError, PinnedBuffer};
-use crate::kernels::{Address, CopyList, EntryCopy};
+use crate::kernels::{CopyList, EntryCopy};
 use crate::layout::{entry_bytes, key_offset};
 use half::bf16;
 use oasis_core::geometry::KvGeometry;
-use oasis_core::ids::{BlockId, KvHead, LayerId, SlotId, Step};
-use oasis_core::memory::Summaries;
-use oasis_core::pipeline::{RankMember, SelectMember, Selected, rank, select};
-use oasis_core::policy::{Kept, LinkRate, Predictor, QuerySource, Selector, Summarizer};
-use oasis_core::working_set::{Admission, Ranking, WorkingSet, top_k};
-use std::collections::BTreeMap;
+use oasis_core::ids::{BlockId, KvHead, LayerId};
+use oasis_core::pipeline::Selected;
+use oasis_core::policy::LinkRate;
 
-/// Built policies, for those of them that have no device code. The host runs them in every layer of a step, which waits
-/// for it: right, and slow.
-pub struct HostPolicies {
-    /// Summarises blocks and scores queries.
-    pub summarizer: Box<dyn Summarizer>,
-    /// Ranks blocks.
-    pub predictor: Box<dyn Predictor>,
-    /// Plans admissions.
-    pub selector: Box<dyn Selector>,
-}
-
-/// One row of the step under way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Member {
-    pub row: usize,
-    /// Complete blocks that are ranked.
-    pub blocks: usize,
-    /// Of them, the one that has just been completed and lies in the tail still.
-    pub completed: Option<BlockId>,
-}
-
-impl Member {
-    /// The row whose newest ranked token stands at position `ranked`; -1 where there is none.
-    fn new(row: usize, ranked: i32, block_tokens: usize) -> Self {
-        let tokens = (ranked + 1) as usize;
-        let blocks = tokens / block_tokens;
-        let completed = (blocks > 0 && tokens.is_multiple_of(block_tokens)).then(|| BlockId::from(blocks - 1));
-        Self { row, blocks, completed }
-    }
-}
-
-/// What the host knows of a request.
-pub(super) struct Row {
-    /// `[layers]`
-    sets: Vec<WorkingSet>,
-    /// `[layers]`; none where the device summarises.
-    pub summaries: Vec<Summaries>,
-    /// The full KV of the first layer in host memory, `[blocks][kv_heads]` entries.
-    pub host: Address,
-    /// Bytes from a layer to the next.
-    pub stride: usize,
-}
-
-/// Policies of the host with their state.
+/// Policies of the host with their state, and what lies between them and the device.
 pub(super) struct HostSide {
-    pub policies: HostPolicies,
-    pub bridge: Bridge,
-    pub geometry: KvGeometry,
-    budget: usize,
-    cap: usize,
-    capacity: usize,
-    exact: bool,
-    /// What is wanted whatever the device's scores.
-    kept: Kept,
-    step: Step,
-    /// Rows of the step under way, in order.
-    pub members: Vec<Member>,
-    pub rows: Vec<Option<Row>>,
-    failures: BTreeMap<usize, String>,
-    /// f32 scores `[members][kv_heads][stride]`, or bf16 queries `[members][q_heads][head_dim]`.
-    pub facts: PinnedBuffer,
-    /// `[members][kv_heads][2]` entries: tails in which a block was completed.
-    pub tails: PinnedBuffer,
+    pub rows: HostRows,
+    /// f32 scores `[members][kv_heads][stride]`, or bf16 queries `[members][queries][q_heads][head_dim]`.
+    facts: PinnedBuffer,
+    /// `[members][kv_heads][2]` entries: tails in which a block was completed, or all where steps are observed.
+    tails: PinnedBuffer,
     /// A list of copies of each layer, on its way to the device.
     pub lists: Vec<PinnedBuffer>,
     totals: Vec<CopyList>,
     pub link: LinkTimer,
+    /// Scores of a KV head.
+    stride: usize,
 }
 
 impl HostSide {
@@ -95,148 +40,55 @@ impl HostSide {
     ) -> Result<Self, DeviceError> {
         let (heads, entry) = (rows * geometry.kv_heads, entry_bytes(geometry.head_dim));
         let pinned = |bytes| device.pinned(bytes, &|_| ());
+        let stride = extent.tiles * geometry.block_tokens;
         let (facts, tails) = match bridge {
-            Bridge::Selection => (heads * extent.tiles * geometry.block_tokens * 4, 0),
-            Bridge::Prediction => (rows * geometry.q_heads * geometry.head_dim * 2, heads * 2 * entry),
+            Bridge::Selection => (heads * stride * 4, 0),
+            Bridge::Prediction => (rows * extent.queries * geometry.q_heads * geometry.head_dim * 2, heads * 2 * entry),
         };
         let list = size_of::<CopyList>() + heads * (extent.slots + 2) * size_of::<EntryCopy>();
+        let kept = options.ranking.map(|ranking| ranking.kept).unwrap_or_default();
         Ok(Self {
-            bridge,
-            budget: extent.slots,
-            cap: options.cap,
-            capacity: extent.blocks,
-            kept: options.ranking.map(|ranking| ranking.kept).unwrap_or_default(),
-            exact: policies.predictor.query_source() == QuerySource::Exact,
-            policies,
-            geometry,
-            step: Step(0),
-            members: Vec::new(),
-            rows: (0..rows).map(|_| None).collect(),
-            failures: BTreeMap::new(),
+            rows: HostRows::new(policies, bridge, (options.cap, kept), (geometry, extent, rows)),
             facts: pinned(facts)?,
             tails: pinned(tails)?,
             lists: (0..geometry.layers).map(|_| pinned(list)).collect::<Result<_, _>>()?,
             totals: vec![CopyList::default(); geometry.layers],
             link: LinkTimer::new(device, geometry.layers)?,
+            stride,
         })
     }
 
-    /// A request takes a row; its full KV is at `host`, `stride` bytes a layer.
-    pub fn admit(&mut self, row: usize, host: Address, stride: usize) {
-        let layers = self.geometry.layers;
-        let summaries = || Summaries::new(&self.geometry, &*self.policies.summarizer, self.capacity);
-        self.rows[row] = Some(Row {
-            sets: vec![WorkingSet::new(self.geometry.kv_heads, self.budget); layers],
-            summaries: match self.bridge {
-                Bridge::Selection => Vec::new(),
-                Bridge::Prediction => (0..layers).map(|_| summaries()).collect(),
-            },
-            host,
-            stride,
-        });
+    /// Where the facts of the members come to, one after the other.
+    pub fn facts(&self) -> &PinnedBuffer {
+        &self.facts
     }
 
-    /// A request leaves its row.
-    pub fn release(&mut self, row: usize) {
-        self.rows[row] = None;
-    }
-
-    /// Says which block each slot of a row holds, in all layers alike: `[kv_heads][slots]`, negative is free.
-    pub fn occupy(&mut self, row: usize, table: &[i32]) {
-        let Some(row) = &mut self.rows[row] else { return };
-        for set in &mut row.sets {
-            for (head, slots) in table.chunks_exact(self.budget).enumerate() {
-                for (slot, block) in slots.iter().enumerate() {
-                    if let Ok(block) = u32::try_from(*block) {
-                        let admission = Admission { block: BlockId(block), slot: SlotId::from(slot) };
-                        set.place(KvHead::from(head), admission, self.step);
-                    }
-                }
-            }
-        }
-    }
-
-    /// A step begins, of rows whose tokens stand at these positions; rows in order.
-    pub fn begin(&mut self, positions: impl IntoIterator<Item = (usize, i32)>) {
-        self.step = Step(self.step.0 + 1);
-        let (lag, block_tokens) = (i32::from(self.exact), self.geometry.block_tokens);
-        let member = |(row, position)| Member::new(row, position - lag, block_tokens);
-        self.members = positions.into_iter().map(member).collect();
-    }
-
-    /// Rows for which a policy failed in the last step, and why.
-    pub fn take_failures(&mut self) -> BTreeMap<usize, String> {
-        std::mem::take(&mut self.failures)
+    /// Where tails of the members come to, one after the other.
+    pub fn tails(&self) -> &PinnedBuffer {
+        &self.tails
     }
 
     /// A layer is about to be selected: gives how fast the link has been.
     pub fn selecting(&mut self, layer: LayerId) -> Result<Option<LinkRate>, DeviceError> {
-        self.link.selecting(layer, self.step)
+        self.link.selecting(layer, self.rows.step())
     }
 
-    /// Ranks and selects for one layer; `facts`, and `keys` of blocks to be summarised, `[members][kv_heads][blocks]
-    /// [block_tokens][head_dim]`, are those of the members. `None` when a policy failed: the step goes on without them.
-    pub fn decide(&mut self, layer: LayerId, keys: &[Vec<f32>], link: Option<LinkRate>) -> Option<Vec<Selected>> {
-        let decided = self.rank(layer, keys).and_then(|want| self.select(layer, &want, link));
-        decided
-            .map_err(|problem| {
-                self.failures.extend(self.members.drain(..).map(|member| (member.row, problem.clone())));
-            })
-            .ok()
-    }
-
-    fn rank(&mut self, layer: LayerId, keys: &[Vec<f32>]) -> Result<Ranking, String> {
-        let kv_heads = self.geometry.kv_heads;
-        if self.bridge == Bridge::Selection {
-            let mut want = Ranking::new(self.members.len(), kv_heads);
-            let scores: &[f32] = bytemuck::cast_slice(self.facts.as_slice());
-            let stride = scores.len() / (self.rows.len() * kv_heads);
-            for (index, member) in self.members.iter().enumerate() {
-                for head in 0..kv_heads {
-                    let mut scores = scores[(index * kv_heads + head) * stride..][..member.blocks].to_vec();
-                    self.kept.raise(self.budget, &mut scores);
-                    want.set(index, KvHead::from(head), top_k(&scores, self.budget));
-                }
+    /// Ranks and selects for one layer by the facts that have come, and by the full KV in `host`. `None` when a policy
+    /// failed: the step goes on without the members.
+    pub fn decide(&mut self, layer: LayerId, host: Option<&HostPool>, link: Option<LinkRate>) -> Option<Vec<Selected>> {
+        match self.rows.bridge {
+            Bridge::Selection => {
+                let scores = bytemuck::cast_slice(self.facts.as_slice());
+                self.rows.decide(layer, &Facts::Scores { scores, stride: self.stride }, link)
             }
-            return Ok(want);
-        }
-        let width = self.geometry.q_heads * self.geometry.head_dim;
-        let bits: &[u16] = bytemuck::cast_slice(self.facts.as_slice());
-        let queries: Vec<f32> =
-            bits[..self.members.len() * width].iter().map(|bits| bf16::from_bits(*bits).to_f32()).collect();
-        let rows = of_members(&mut self.rows, &self.members);
-        let mut members: Vec<RankMember<'_>> = (rows.zip(queries.chunks_exact(width)).zip(keys))
-            .map(|((row, query), keys)| RankMember {
-                query,
-                completed_keys: Some(keys.as_slice()).filter(|keys| !keys.is_empty()),
-                summaries: &mut row.summaries[layer.index()],
-            })
-            .collect();
-        let HostPolicies { summarizer, predictor, .. } = &mut self.policies;
-        let want = rank(&self.geometry, self.budget, layer, &**summarizer, &mut **predictor, &mut members)
-            .map_err(|error| error.to_string())?;
-        for (index, member) in self.members.iter().enumerate() {
-            for head in (0..kv_heads).map(KvHead::from) {
-                let (expected, found) = (member.blocks.min(self.budget), want.head(index, head).len());
-                // Attention reads every slot.
-                if found != expected {
-                    return Err(format!(
-                        "the predictor's ranking, KV head {head}: expected {expected} blocks, found {found}\n  hint: a GPU \
-                         keeps working sets full; device.kind = \"cpu\" need not"
-                    ));
-                }
+            Bridge::Prediction => {
+                let bits: &[u16] = bytemuck::cast_slice(self.facts.as_slice());
+                let queries = &bits[..self.rows.members.len() * self.rows.member_queries()];
+                let queries: Vec<f32> = queries.iter().map(|bits| bf16::from_bits(*bits).to_f32()).collect();
+                let keys = HostKeys { geometry: self.rows.geometry, host, tails: self.tails.as_slice() };
+                self.rows.decide(layer, &Facts::Queries { queries: &queries, keys: &keys }, link)
             }
         }
-        Ok(want)
-    }
-
-    fn select(&mut self, layer: LayerId, want: &Ranking, link: Option<LinkRate>) -> Result<Vec<Selected>, String> {
-        let rows = of_members(&mut self.rows, &self.members);
-        let mut members: Vec<SelectMember<'_>> = (rows.zip(&self.members))
-            .map(|(row, member)| SelectMember { set: &mut row.sets[layer.index()], completed: member.completed })
-            .collect();
-        select(&mut *self.policies.selector, self.cap, layer, self.step, want, link, &mut members)
-            .map_err(|error| error.to_string())
     }
 
     /// Writes a layer's list of copies, with the sums since the start.
@@ -255,14 +107,35 @@ impl HostSide {
     }
 }
 
-/// State of the members' rows, in their order.
-fn of_members<'a>(rows: &'a mut [Option<Row>], members: &'a [Member]) -> impl Iterator<Item = &'a mut Row> {
-    let is_member = |row: usize| members.iter().any(|member| member.row == row);
-    rows.iter_mut().enumerate().filter(move |(row, _)| is_member(*row)).filter_map(|(_, state)| state.as_mut())
+/// Keys in host memory, and of blocks that are in the tail still.
+struct HostKeys<'a> {
+    geometry: KvGeometry,
+    host: Option<&'a HostPool>,
+    /// `[members][kv_heads][2]` entries.
+    tails: &'a [u8],
+}
+
+impl BlockKeys for HostKeys<'_> {
+    fn append(&self, of: &KeysOf<'_>, head: KvHead, block: BlockId, keys: &mut Vec<f32>) {
+        let KvGeometry { kv_heads, head_dim, .. } = self.geometry;
+        let (entry, block_index) = (entry_bytes(head_dim), block.index());
+        let is_in_tail = of.member.completed == Some(block) || of.member.before == block_index;
+        let bytes = match self.host {
+            _ if is_in_tail => {
+                &self.tails[((of.index * kv_heads + head.index()) * 2 + block_index % 2) * entry..][..entry]
+            }
+            Some(host) => {
+                let base = of.row.host.offset(of.layer.index() * of.row.stride);
+                host.bytes_at(base.offset((block_index * kv_heads + head.index()) * entry), entry)
+            }
+            None => return,
+        };
+        read_keys(bytes, &self.geometry, keys);
+    }
 }
 
 /// Keys of an entry, appended to `keys` as `[block_tokens][head_dim]`.
-pub(super) fn read_keys(entry: &[u8], geometry: &KvGeometry, keys: &mut Vec<f32>) {
+fn read_keys(entry: &[u8], geometry: &KvGeometry, keys: &mut Vec<f32>) {
     for token in 0..geometry.block_tokens {
         keys.extend((0..geometry.head_dim).map(|d| {
             let at = key_offset(geometry.head_dim, token, d);
@@ -276,19 +149,6 @@ mod tests {
     use super::*;
     use crate::layout::{BLOCK_TOKENS, value_offset};
     use oasis_core::geometry::KvDtype;
-
-    #[test]
-    fn a_block_is_ranked_from_its_last_token_on_and_completed_by_it() {
-        let member = |ranked| {
-            let Member { blocks, completed, .. } = Member::new(3, ranked, 16);
-            (blocks, completed)
-        };
-        assert_eq!(member(-1), (0, None));
-        assert_eq!(member(14), (0, None));
-        assert_eq!(member(15), (1, Some(BlockId(0))));
-        assert_eq!(member(16), (1, None));
-        assert_eq!(member(31), (2, Some(BlockId(1))));
-    }
 
     #[test]
     fn keys_are_read_in_order_and_values_are_not() {

@@ -1,12 +1,14 @@
 //! Looking at an executor from outside, for checks.
 
 use super::CudaExecutor;
+use super::options::Bridge;
 use super::request::Phase;
 use crate::device::DeviceError;
 use crate::layout::BLOCK_TOKENS;
 use anyhow::Context;
 use oasis_core::executor::Logits;
-use oasis_core::ids::RequestId;
+use oasis_core::ids::{RequestId, TokenId};
+use oasis_core::observer::StepObserver;
 use oasis_core::policy::LinkRate;
 
 /// What a layer's selection of one request worked on and what it left.
@@ -39,6 +41,48 @@ impl CudaExecutor {
             _ => memory.activations.logits.read_at(request.row * vocab, vocab),
         }
         .map(Some)
+    }
+
+    /// The draft head's guess in a request's last decode step: the token after the one that the step ran. `None` before
+    /// that, and where no draft head is used. It is overwritten by whatever step runs next.
+    ///
+    /// # Errors
+    /// [`DeviceError`] from the driver.
+    pub fn draft_guess(&self, request: RequestId) -> Result<Option<TokenId>, DeviceError> {
+        let request = self.requests.get(&request).filter(|request| request.phase == Phase::Decode);
+        let (Some(request), Some(draft), Some(head)) = (request, &self.parts.memory.draft, &self.parts.model.head)
+        else {
+            return Ok(None);
+        };
+        // A first decode step runs alone, as row 0.
+        let row = if request.position - request.prompt == 1 { 0 } else { request.row };
+        let id = draft.tokens.read_at(row, 1)?[0];
+        let token = match (&head.target_ids, usize::try_from(id)) {
+            (Some(ids), Ok(id)) if id < ids.len() => ids.read_at(id, 1)?[0],
+            _ => id,
+        };
+        Ok(u32::try_from(token).ok().map(TokenId))
+    }
+
+    /// Sets or removes the observer of decode steps, which sees prompts that are read from now on. Layers are shown when
+    /// the host has their facts: before a step's attention where the step chooses before it, after its attention
+    /// otherwise; entries are not shown.
+    ///
+    /// # Errors
+    /// When the host does not run all policies: [`SparseOptions::observed`](super::SparseOptions::observed).
+    pub fn set_observer(&mut self, observer: Option<Box<dyn StepObserver>>) -> Result<(), DeviceError> {
+        match &self.parts.host_side {
+            Some(side) if side.borrow().rows.bridge == Bridge::Prediction => {
+                side.borrow_mut().rows.set_observer(observer);
+                Ok(())
+            }
+            _ if observer.is_none() => Ok(()),
+            _ => {
+                let problem = "expected an executor whose policies the host runs, found";
+                let error = DeviceError::new("observing decode steps", format!("{problem} {}", self.info.device));
+                Err(error.hint("start it with SparseOptions::observed"))
+            }
+        }
     }
 
     /// The cap of the last step and how fast the link has been since the start, where the cap follows it.

@@ -12,6 +12,7 @@ mod experts;
 mod first;
 mod hand_over;
 mod host;
+mod host_rows;
 mod host_side;
 mod inspect;
 mod layer;
@@ -34,7 +35,7 @@ mod store_link;
 mod synthetic;
 mod timeline;
 
-pub use host_side::HostPolicies;
+pub use host_rows::HostPolicies;
 pub use inspect::Selection;
 pub use options::{Bridge, CudaOptions, GatherOptions, HostOptions, Residency, SparseOptions, StepMode};
 pub use plan::{MemoryPlan, RequestPlan};

@@ -46,6 +46,9 @@ pub struct SparseOptions {
     pub draft_window: Option<usize>,
     /// The full KV lies in a store that the device does not address: the host carries entries both ways.
     pub through_store: bool,
+    /// Every policy runs on the host, where an observer sees what it sees:
+    /// [`CudaExecutor::set_observer`](super::CudaExecutor::set_observer).
+    pub observed: bool,
 }
 
 /// What the host does in every layer of a step, and waits for.
@@ -61,7 +64,7 @@ impl SparseOptions {
     /// What the host must do, as not all policies have device code.
     pub fn bridge(&self) -> Option<Bridge> {
         let ranks = self.scoring().is_some() || self.hash().is_some() || self.keeps_only();
-        match (ranks, self.selector) {
+        match (ranks && !self.observed, self.selector) {
             (false, _) => Some(Bridge::Prediction),
             (true, None) => Some(Bridge::Selection),
             // Where the host carries entries, the host knows how fast.
@@ -88,7 +91,7 @@ impl SparseOptions {
 
     /// Where the device's scores come from, if they are needed.
     fn scores(&self) -> Option<ScoreSource> {
-        self.ranking.filter(|_| !self.keeps_only()).map(|ranking| ranking.scores)
+        self.ranking.filter(|_| !self.observed && !self.keeps_only()).map(|ranking| ranking.scores)
     }
 
     /// Device code of the summarizer and how scores are joined, where the device scores blocks by their summaries.
@@ -217,6 +220,7 @@ mod tests {
             host: HostOptions { capacity: 0, alias: None },
             draft_window: None,
             through_store: false,
+            observed: false,
         }
     }
 
@@ -234,6 +238,22 @@ mod tests {
         assert_eq!(SparseOptions { copy_engine: true, ..adaptive }.bridge(), Some(Bridge::Selection));
         let without_ranking = SparseOptions { ranking: None, ..by_summaries };
         assert_eq!((without_ranking.bridge(), without_ranking.device_summary()), (Some(Bridge::Prediction), 0));
+    }
+
+    #[test]
+    fn the_host_runs_what_is_observed() {
+        let window = Kept { sinks: 1, recent: usize::MAX };
+        let policies = [
+            options(ScoreSource::Summaries(Aggregate::Max), Kept::default()),
+            options(ScoreSource::Summaries(Aggregate::Sum), window),
+            options(ScoreSource::Hash(HashSeed(5)), Kept::default()),
+        ];
+        for policies in policies {
+            assert_eq!(policies.bridge(), None);
+            let observed = SparseOptions { observed: true, ..policies };
+            assert_eq!((observed.bridge(), observed.device_summary()), (Some(Bridge::Prediction), 0));
+            assert_eq!((observed.scoring(), observed.hash(), observed.needs_host()), (None, None, true));
+        }
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl CudaExecutor {
         let table: Vec<i32> = (0..kv_heads).flat_map(|_| (0..slots).map(spread)).collect();
         self.parts.streams.foreground.synchronize()?;
         if let Some(side) = &self.parts.host_side {
-            side.borrow_mut().occupy(row, &table);
+            side.borrow_mut().rows.occupy(row, &table);
         }
         let Some(sparse) = &mut self.parts.memory.sparse else { return Ok(()) };
         for sets in &mut sparse.layers {

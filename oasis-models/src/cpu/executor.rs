@@ -3,7 +3,6 @@
 use crate::cpu::eagle3::{DraftHead, DraftWindow};
 use crate::cpu::layer_kv::CutContext;
 use crate::cpu::model::CpuModel;
-use crate::cpu::observer::StepObserver;
 use crate::cpu::prefill::{Prefill, PromptState};
 use crate::cpu::request::Request;
 use crate::sampling::Sampler;
@@ -15,6 +14,7 @@ use oasis_core::executor::{
 use oasis_core::geometry::{KvDtype, KvFootprint, KvGeometry};
 use oasis_core::ids::{LayerId, RequestId, Step, TokenId};
 use oasis_core::memory::{KvStore, Reservation, Summaries, Transport};
+use oasis_core::observer::StepObserver;
 use oasis_core::pipeline::{Pipeline, PipelineParts, Tracer, WorkerPriority};
 use oasis_core::policy::{Predictor, QuerySource, Selector, Summarizer};
 use oasis_core::sampling::SamplingParams;

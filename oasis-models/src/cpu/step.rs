@@ -5,13 +5,13 @@ use crate::cpu::decoder::embed;
 use crate::cpu::eagle3::DraftRow;
 use crate::cpu::executor::{CpuExecutor, Sparse};
 use crate::cpu::linear::Regime;
-use crate::cpu::observer::LayerView;
 use crate::cpu::request::Request;
 use crate::cpu::rotation::Rotation;
 use oasis_core::executor::{DecodeRow, RequestError};
 use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId, Step, TokenId};
 use oasis_core::memory::{EntryKey, FetchedEntries, LayerCache, Resident};
-use oasis_core::pipeline::{PredictMember, PredictTask, SelectTask, Track};
+use oasis_core::observer::{LayerView, SelectionMember, SelectionView};
+use oasis_core::pipeline::{LayerDone, PredictMember, PredictTask, SelectTask, Track};
 use oasis_core::policy::QuerySource;
 use oasis_core::working_set::Admission;
 use std::ops::Range;
@@ -301,7 +301,9 @@ impl CpuExecutor {
                 queries: &queries,
                 has_draft: member.has_draft,
                 summaries: &cache.summaries,
-                resident: &cache.resident,
+                set: &cache.resident.set,
+                resident: Some(&cache.resident),
+                keys: &cache.resident,
             });
         }
     }
@@ -310,7 +312,9 @@ impl CpuExecutor {
     pub(super) fn collect(&mut self, layer: LayerId, members: &mut [Member]) {
         let Some(done) = self.sparse.as_mut().and_then(|s| s.pipeline.wait(layer)) else { return };
         if let Some(observer) = &mut self.observer {
-            observer.selected(&done);
+            let members: Vec<SelectionMember> = done.members.iter().map(SelectionMember::from).collect();
+            let LayerDone { layer, step, link, ref ranking, .. } = done;
+            observer.selected(&SelectionView { layer, step, ranking, link, members: &members });
         }
         let geometry = self.info.geometry;
         for returned in done.members {

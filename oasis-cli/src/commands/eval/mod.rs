@@ -6,6 +6,7 @@ use crate::args::{GlobalArgs, ModelArgs};
 use crate::assemble;
 use crate::error::CliResult;
 use crate::eval::device::{Cpu, Device};
+use crate::eval::observed::Plan;
 use crate::eval::setting::{Contender, Setting};
 use crate::eval::tasks::{self, Task};
 use crate::eval::window::Window;
@@ -15,7 +16,6 @@ use crate::settings::resolve;
 use arguments::{ContenderArgs, WindowArgs, choose};
 use clap::{Args, Subcommand, ValueEnum};
 use oasis_core::config::{Budget, ConfigError, Layer, Resolved};
-use oasis_core::pipeline::Tracer;
 use oasis_core::policy::Aggregate;
 use serde::Serialize;
 use std::io::Write;
@@ -36,9 +36,9 @@ enum Measure {
     Perplexity(PolicyArgs),
     /// First token at which greedy answers leave dense decoding's, and distance of the logits
     Divergence(PolicyArgs),
-    /// Share of the next step's own top-K that the draft query predicts, layer by layer (CPU)
+    /// Share of the next step's own top-K that the draft query predicts, layer by layer
     Agreement(AgreementArgs),
-    /// Share of the top-K that is new from one step to the next, layer by layer (CPU)
+    /// Share of the top-K that is new from one step to the next, layer by layer
     Turnover(ChoiceArgs),
     /// Share of dense attention's weight on what is resident, policy by policy (CPU)
     Coverage(PolicyArgs),
@@ -224,35 +224,35 @@ fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write)
         layers.push(Layer::assignment(setting, setting)?);
     }
     let resolved = resolve(global, layers.clone())?;
-    assemble::check_shows_layers(&resolved, "eval agreement")?;
+    assemble::check_device(&resolved.config)?;
     let budget = budget(&resolved)?;
     let model = assemble::open_model(&resolved.config)?;
     let setting = Setting::new(global, &layers, &resolved, &model)?;
     let mut windows = args.windows.read(&setting.text, setting.max_context())?;
-    let policies = assemble::build_policies(&resolved, &model)?;
-    let cpu = Cpu::load(&setting)?;
-    let mut executor = assemble::start_executor(&resolved.config, cpu.weights.clone(), policies, Tracer::default())?;
+    let plan = Plan::new(&setting)?;
+    let device = Device::load(&setting, &[])?;
     if *greedy {
-        cpu.continue_greedily(&mut windows)?;
+        device.continue_greedily(&mut windows)?;
     }
+    let mut executor = plan.start(&device, &windows)?;
     let join = args.aggregate.into();
-    let report = agreement::measure(&mut executor, &cpu, &windows, budget, join, &mut bar("decoding"))?;
+    let report = agreement::measure(&mut executor, &windows, budget, join, &mut bar("decoding"))?;
     print(&report, || agreement::render(&report), args.json, out)
 }
 
 fn run_turnover(args: &ChoiceArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
     let arguments = args.model.layers()?;
     let resolved = resolve(global, arguments.clone())?;
-    assemble::check_shows_layers(&resolved, "eval turnover")?;
+    assemble::check_device(&resolved.config)?;
     let budget = budget(&resolved)?;
     let model = assemble::open_model(&resolved.config)?;
     let setting = Setting::new(global, &arguments, &resolved, &model)?;
     let windows = args.windows.read(&setting.text, setting.max_context())?;
-    let policies = assemble::build_policies(&resolved, &model)?;
-    let cpu = Cpu::load(&setting)?;
-    let mut executor = assemble::start_executor(&resolved.config, cpu.weights.clone(), policies, Tracer::default())?;
+    let plan = Plan::new(&setting)?;
+    let device = Device::load(&setting, &[])?;
+    let mut executor = plan.start(&device, &windows)?;
     let join = args.aggregate.into();
-    let report = turnover::measure(&mut executor, &cpu, &windows, budget, join, &mut bar("decoding"))?;
+    let report = turnover::measure(&mut executor, &windows, budget, join, &mut bar("decoding"))?;
     print(&report, || turnover::render(&report), args.json, out)
 }
 

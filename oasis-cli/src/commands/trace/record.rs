@@ -4,7 +4,8 @@ use crate::args::{GlobalArgs, ModelArgs};
 use crate::assemble;
 use crate::commands::eval::arguments::WindowArgs;
 use crate::error::CliResult;
-use crate::eval::device::Cpu;
+use crate::eval::device::Device;
+use crate::eval::observed::Plan;
 use crate::eval::setting::Setting;
 use crate::progress::Progress;
 use crate::replay;
@@ -12,7 +13,6 @@ use crate::settings::resolve;
 use crate::text::{grouped, size};
 use clap::Args;
 use oasis_core::config::{Budget, ConfigError};
-use oasis_core::pipeline::Tracer;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -39,7 +39,7 @@ pub fn run(args: &RecordArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRe
     crate::interrupt::catch();
     let arguments = args.model.layers()?;
     let resolved = resolve(global, arguments.clone())?;
-    assemble::check_shows_layers(&resolved, "trace record")?;
+    assemble::check_device(&resolved.config)?;
     if resolved.config.kv.budget_blocks == Budget::All {
         let error = ConfigError::new("kv.budget_blocks", "a number of blocks: selections are recorded", "all");
         return Err(resolved.locate(error).into());
@@ -47,15 +47,15 @@ pub fn run(args: &RecordArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRe
     let model = assemble::open_model(&resolved.config)?;
     let setting = Setting::new(global, &arguments, &resolved, &model)?;
     let mut windows = args.windows.read(&setting.text, setting.max_context())?;
-    let policies = assemble::build_policies(&resolved, &model)?;
-    let cpu = Cpu::load(&setting)?;
+    let plan = Plan::new(&setting)?;
+    let device = Device::load(&setting, &[])?;
     if args.greedy {
-        cpu.continue_greedily(&mut windows)?;
+        device.continue_greedily(&mut windows)?;
     }
-    let mut executor = assemble::start_executor(&resolved.config, cpu.weights.clone(), policies, Tracer::default())?;
+    let mut executor = plan.start(&device, &windows)?;
     let bar = Progress::parts("decoding");
     let progress = &mut |done, total| bar.set(done as u64, total as u64);
-    let recording = replay::record(&mut executor, &cpu, &windows, resolved.to_toml(), progress)?;
+    let recording = replay::record(&mut executor, &windows, resolved.to_toml(), progress)?;
     bar.clear();
     let bytes = recording.write(&args.output)?;
     writeln!(
