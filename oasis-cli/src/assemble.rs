@@ -74,20 +74,6 @@ pub fn check_device(config: &Config) -> Result<(), CudaUnavailable> {
     }
 }
 
-/// Refuses a device other than the CPU for `command`, which looks into the layers of a step.
-///
-/// # Errors
-/// Names `device.kind` and where its value came from.
-pub fn check_shows_layers(resolved: &Resolved, command: &str) -> CliResult {
-    let kind = resolved.config.device.kind;
-    if kind == DeviceKind::Cpu {
-        return Ok(());
-    }
-    let expected = format!("cpu, as {command} looks into the layers of a step, which no other device shows");
-    let error = ConfigError::new("device.kind", expected, kind).hint("--set device.kind=cpu");
-    Err(resolved.locate(error).into())
-}
-
 /// Opens configuration, tokenizer and tensor tables of the model and of its draft head; reads no weights.
 ///
 /// # Errors

@@ -178,36 +178,15 @@ fn check_refuses_what_does_not_fit_together() {
 #[test]
 fn cuda_is_refused_with_the_reason() {
     let folder = tempdir().unwrap();
-    let evals = [&["eval", "recall"][..], &["eval", "perplexity"], &["eval", "divergence"]];
-    for command in [&["check"][..], &["run", "hello"]].into_iter().chain(evals) {
+    let evals = ["recall", "perplexity", "divergence", "agreement", "turnover", "coverage"];
+    let evals = evals.map(|measure| vec!["eval", measure]);
+    let others = [vec!["check"], vec!["run", "hello"], vec!["trace", "record", "--output", "selections"]];
+    for command in evals.into_iter().chain(others) {
         let (code, out, err) =
             outcome(oasis(folder.path()).args(command).args(["--set", "device.kind=cuda"]).output().unwrap());
         assert_eq!((code, out.as_str()), (2, ""));
         assert!(err.starts_with("error: CUDA was asked for (device.kind = \"cuda\"): expected "), "{err}");
         assert!(err.contains("\n  hint: "), "{err}");
-    }
-}
-
-#[test]
-fn what_looks_into_layers_asks_for_the_cpu() {
-    let folder = tempdir().unwrap();
-    let commands = [
-        ("eval agreement", &[][..]),
-        ("eval turnover", &[]),
-        ("eval coverage", &[]),
-        ("trace record", &["--output", "selections"]),
-    ];
-    for (command, arguments) in commands {
-        // Before any model is opened.
-        let settings = ["--set", "device.kind=cuda", "--set", "model.path=/no/such/model"];
-        let words: Vec<&str> = command.split(' ').chain(settings).chain(arguments.iter().copied()).collect();
-        let (code, out, err) = run(folder.path(), &words);
-        assert_eq!((code, out.as_str()), (2, ""), "{command}: {err}");
-        let expected = format!(
-            "error: device.kind: expected cpu, as {command} looks into the layers of a step, which no other device \
-             shows, found cuda (from argument --set device.kind=cuda)\n  hint: --set device.kind=cpu\n"
-        );
-        assert_eq!(err, expected);
     }
 }
 

@@ -2,7 +2,8 @@
 
 use oasis_core::executor::{Admission, DecodeRow, Executor, ExecutorStats, PrefillProgress, Sequence};
 use oasis_core::geometry::HeadShape;
-use oasis_core::ids::{BlockId, KvHead, RequestId, TokenId};
+use oasis_core::ids::{BlockId, KvHead, LayerId, RequestId, TokenId};
+use oasis_core::observer::{LayerView, SelectionView, StepObserver};
 use oasis_core::pipeline::Tracer;
 use oasis_core::policy::{
     Aggregate, PredictBatch, Predictor, QuerySource, SelectBatch, Selector, Summarizer, rank_by_score,
@@ -21,6 +22,7 @@ use oasis_models::checkpoint::{self, Precision};
 use oasis_models::cpu::{self, CpuExecutor, CpuModel, SparseParts};
 use oasis_tests::models::{greedy, oasis_tiny, options, parts};
 use oasis_tests::prompts::Prompts;
+use std::collections::HashMap;
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -333,6 +335,99 @@ fn the_bridge_and_the_copy_engine_do_what_the_device_does_alone() {
         assert_eq!(said, expected, "{predictor}");
         assert_eq!(stats.admitted_entries, alone.admitted_entries, "{predictor}");
     }
+}
+
+/// Keys that were seen, as bits, `[blocks]` of each request, layer and KV head.
+type SeenKeys = HashMap<(RequestId, LayerId, KvHead), Vec<Vec<u32>>>;
+
+/// What an observer saw.
+#[derive(Default)]
+struct Seen {
+    /// Position of the last view of each request and layer.
+    positions: HashMap<(RequestId, LayerId), usize>,
+    views: usize,
+    keys: SeenKeys,
+    admitted: usize,
+    deferred: usize,
+    selections: usize,
+    released: Vec<RequestId>,
+}
+
+/// Compares views with each other.
+struct Audit {
+    head_dim: usize,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl StepObserver for Audit {
+    fn layer(&mut self, view: &LayerView<'_>) {
+        let seen = &mut *self.seen.lock().unwrap();
+        let before = seen.positions.insert((view.request, view.layer), view.position);
+        assert!(before.is_none_or(|before| before + 1 == view.position), "{before:?}, {}", view.position);
+        let (complete, is_first) = (view.position / 16, before.is_none());
+        assert_eq!(view.summaries.blocks(), complete);
+        assert!(view.has_draft && view.queries.iter().all(|x| x.is_finite()) && view.queries.iter().any(|x| *x != 0.0));
+        for head in (0..view.set.kv_heads()).map(KvHead::from) {
+            let held = view.set.head(head).residents();
+            let resident = (0..complete).filter(|block| held.contains(BlockId::from(*block))).count();
+            assert_eq!(resident, if is_first { 0 } else { complete.min(BUDGET) });
+            // A block never changes, whether it lies in the tail or in the full KV; the tail grows.
+            let keys: Vec<Vec<u32>> =
+                view.keys.of_head(head).iter().map(|keys| keys.iter().map(|x| x.to_bits()).collect()).collect();
+            assert_eq!(keys.len(), complete + 1);
+            assert!(keys[..complete].iter().all(|keys| keys.len() == 16 * self.head_dim));
+            assert_eq!(keys[complete].len(), view.position % 16 * self.head_dim);
+            let place = (view.request, view.layer, head);
+            for (before, now) in seen.keys.get(&place).into_iter().flatten().zip(&keys) {
+                assert!(now.starts_with(before), "{place:?}, {}: a key has changed", view.position);
+            }
+            seen.keys.insert(place, keys);
+        }
+        seen.views += 1;
+    }
+
+    fn selected(&mut self, view: &SelectionView<'_>) {
+        let seen = &mut *self.seen.lock().unwrap();
+        for (index, member) in view.members.iter().enumerate() {
+            assert!(!member.failed);
+            assert_eq!(view.ranking.head(index, KvHead(0)).len(), member.blocks.min(BUDGET));
+            seen.admitted += member.admitted;
+            seen.deferred += member.deferred;
+            seen.selections += 1;
+        }
+    }
+
+    fn release(&mut self, request: RequestId) {
+        self.seen.lock().unwrap().released.push(request);
+    }
+}
+
+#[test]
+fn an_observer_changes_nothing_and_sees_every_layer_of_every_request() {
+    let Some((device, _turn)) = device("an observer of decode steps") else { return };
+    let (model, prompts) = (oasis_tiny(), Prompts::new());
+    let start = |observed: bool| {
+        let (sparse, policies) = on_device(parts(&model, BUDGET, 16, &["selector.fetch_ratio=0.1"]), 3);
+        start_gpu(&device, SparseOptions { observed, ..sparse }, policies)
+    };
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let audit = || Box::new(Audit { head_dim: model.spec().head_dim, seen: seen.clone() });
+    let error = start(false).set_observer(Some(audit())).unwrap_err().to_string();
+    assert!(error.contains("expected an executor whose policies the host runs, found"), "{error}");
+
+    let (expected, alone) = batch(&mut start(true), &prompts, None);
+    let mut gpu = start(true);
+    gpu.set_observer(Some(audit())).unwrap();
+    let (said, stats) = batch(&mut gpu, &prompts, None);
+    assert_eq!(said, expected);
+    let counters = |s: &ExecutorStats| (s.filled_entries, s.admitted_entries, s.deferred_entries, s.link_bytes);
+    assert_eq!(counters(&stats), counters(&alone));
+    let seen = seen.lock().unwrap();
+    let layers = gpu.info().geometry.layers;
+    assert_eq!((seen.views, seen.selections), (stats.tokens as usize * layers, stats.tokens as usize * layers));
+    assert_eq!((seen.admitted as u64, seen.deferred as u64), (stats.admitted_entries, stats.deferred_entries));
+    assert_eq!(seen.released, [RequestId(0), RequestId(1), RequestId(2)]);
+    assert!(seen.admitted > 0 && seen.deferred > 0);
 }
 
 /// Breaks its contract when a request of the batch has many blocks.

@@ -1,15 +1,17 @@
 //! Coverage: how much of dense attention's weight lies on what a policy has on the device, layer by layer.
 
-use crate::error::CliResult;
-use crate::eval::device::{Cpu, Progress};
+use crate::error::{CliError, CliResult};
+use crate::eval::device::{Cpu, Device, Progress};
+use crate::eval::observed::{Observed, Plan};
 use crate::eval::running::{Running, Traffic};
-use crate::eval::setting::Contender;
+use crate::eval::setting::{Contender, Setting};
 use crate::eval::window::{Window, describe_contexts};
 use crate::text::columns;
+use oasis_core::config::DeviceKind;
 use oasis_core::executor::Executor;
+use oasis_core::geometry::KvGeometry;
 use oasis_core::ids::{BlockId, KvHead};
-use oasis_core::memory::Resident;
-use oasis_core::observer::{LayerView, StepObserver};
+use oasis_core::observer::{LayerKeys, LayerView, StepObserver};
 use oasis_core::working_set::WorkingSet;
 use serde::Serialize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,16 +36,11 @@ pub struct Coverage {
 struct Weights(Vec<(f32, Vec<f32>)>);
 
 impl Weights {
-    /// Of a query `[kv_heads][group][head_dim]` over a working set that holds every block.
-    fn of(query: &[f32], resident: &Resident) -> Self {
-        let geometry = resident.geometry();
+    /// Of a query `[kv_heads][group][head_dim]` over the keys of every block.
+    fn of(query: &[f32], geometry: &KvGeometry, keys: &dyn LayerKeys) -> Self {
         let (head_dim, group) = (geometry.head_dim, geometry.group());
-        let block_keys = geometry.block_tokens * head_dim;
         let heads = (0..geometry.kv_heads).map(|head| {
-            let id = KvHead::from(head);
-            let blocks = resident.in_block_order(id);
-            let keys = blocks.iter().map(|&(_, slot)| &resident.slot(id, slot)[..block_keys]);
-            let keys: Vec<&[f32]> = keys.chain([resident.tail.keys(id)]).collect();
+            let keys = keys.of_head(KvHead::from(head));
             let mut mean = vec![0.0; keys.len()];
             for query in query[head * group * head_dim..][..group * head_dim].chunks_exact(head_dim) {
                 let scale = 1.0 / (head_dim as f32).sqrt();
@@ -76,15 +73,16 @@ impl Weights {
 /// Weights of every layer of every step, in order.
 type Recorded = Arc<Mutex<Vec<Weights>>>;
 
-/// Notes the weights of a dense executor.
-struct Recorder(Recorded);
+/// Notes the weights of an executor that has every block.
+struct Recorder {
+    geometry: KvGeometry,
+    weights: Recorded,
+}
 
 impl StepObserver for Recorder {
     fn layer(&mut self, view: &LayerView<'_>) {
-        let Some(resident) = view.resident else { return };
-        let geometry = resident.geometry();
-        let normal = &view.queries[..geometry.q_heads * geometry.head_dim];
-        lock(&self.0).push(Weights::of(normal, resident));
+        let normal = &view.queries[..self.geometry.q_heads * self.geometry.head_dim];
+        lock(&self.weights).push(Weights::of(normal, &self.geometry, view.keys));
     }
 }
 
@@ -93,8 +91,7 @@ struct Comparer {
     weights: Recorded,
     /// Layers seen so far.
     seen: usize,
-    /// `[layers]` of summed shares and their count.
-    sums: Arc<Mutex<Vec<(f64, usize)>>>,
+    sums: Sums,
 }
 
 impl StepObserver for Comparer {
@@ -117,40 +114,43 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Measures every contender along `windows`; `progress` hears of each window.
+/// `[layers]` of summed shares and their count.
+type Sums = Arc<Mutex<Vec<(f64, usize)>>>;
+
+/// What a contender covers and moves.
+type Row<'a> = (&'a str, Sums, Traffic);
+
+/// Sums before anything was seen. Dense decoding covers everything, by definition.
+fn no_sums(is_dense: bool, layers: usize) -> Sums {
+    Arc::new(Mutex::new(vec![if is_dense { (1.0, 1) } else { (0.0, 0) }; layers]))
+}
+
+/// Reads the weights for the configured device, once the contenders are known to be such as a GPU can show.
 ///
 /// # Errors
-/// When a contender's settings are wrong or a request fails.
+/// When one is not, or the weights cannot be read.
+pub fn load<'a>(setting: &'a Setting<'a>, contenders: &[Contender]) -> CliResult<Device<'a>> {
+    if setting.resolved.config.device.kind == DeviceKind::Cuda {
+        contenders.iter().try_for_each(|contender| Plan::of(setting, contender).map(drop))?;
+    }
+    Device::load(setting, contenders)
+}
+
+/// Measures every contender along `windows`; `progress` hears of each window, on a GPU once more for each contender.
+///
+/// # Errors
+/// When a contender's settings are wrong, a GPU cannot show it, or a request fails.
 pub fn measure(
-    cpu: &Cpu<'_>,
+    device: &Device<'_>,
     contenders: &[Contender],
     windows: &[Window],
     progress: &mut Progress<'_>,
 ) -> CliResult<Vec<Coverage>> {
-    let mut dense = cpu.executor(&Contender::dense())?;
-    let layers = dense.info().geometry.layers;
-    let mut rows = Vec::new();
-    for contender in contenders {
-        let executor = cpu.executor(contender)?;
-        // Dense decoding covers everything, by definition.
-        let sums = if executor.info().budget_blocks.is_some() { (0.0, 0) } else { (1.0, 1) };
-        rows.push((contender.name(), executor, Arc::new(Mutex::new(vec![sums; layers])), Traffic::default()));
-    }
-    for (done, window) in windows.iter().enumerate() {
-        crate::interrupt::check()?;
-        let (state, tokens) = (cpu.read(&window.context), window.forced.len());
-        let weights = Recorded::default();
-        dense.set_observer(Some(Box::new(Recorder(weights.clone()))));
-        window.follow(Running::resume(&mut dense, &state, tokens)?, |_| Ok(()))?;
-        let sparse = rows.iter_mut().filter(|(_, executor, ..)| executor.info().budget_blocks.is_some());
-        for (_, executor, sums, traffic) in sparse {
-            let comparer = Comparer { weights: weights.clone(), seen: 0, sums: sums.clone() };
-            executor.set_observer(Some(Box::new(comparer)));
-            *traffic += window.follow(Running::resume(executor, &state, tokens)?, |_| Ok(()))?;
-        }
-        progress(done + 1, windows.len());
-    }
-    let coverage = rows.into_iter().map(|(policy, _, sums, traffic)| {
+    let rows = match device {
+        Device::Cpu(cpu) => on_cpu(cpu, contenders, windows, progress)?,
+        Device::Cuda(_) => on_gpu(device, contenders, windows, progress)?,
+    };
+    let coverage = rows.into_iter().map(|(policy, sums, traffic)| {
         let layers: Vec<f64> = lock(&sums).iter().map(|(sum, count)| sum / *count as f64).collect();
         Coverage {
             policy: policy.to_owned(),
@@ -161,6 +161,84 @@ pub fn measure(
         }
     });
     Ok(coverage.collect())
+}
+
+/// One contender after the other has the GPU, the first of them one whose working set has room for every block: the keys
+/// that it attends to are the host's, too.
+fn on_gpu<'a>(
+    device: &Device<'_>,
+    contenders: &'a [Contender],
+    windows: &[Window],
+    progress: &mut Progress<'_>,
+) -> CliResult<Vec<Row<'a>>> {
+    let setting = device.setting();
+    let tokens = windows.iter().map(|window| window.context.len() + window.forced.len()).max().unwrap_or(0);
+    let blocks = tokens.div_ceil(setting.resolved.config.kv.block_tokens).max(1);
+    let all = format!("kv.budget_blocks={blocks},predictor.kind=last-query,selector.kind=fetch-all");
+    let reference = Plan::of(setting, &Contender::parse(&all))?;
+    let plans = contenders.iter().map(|contender| Plan::of(setting, contender)).collect::<CliResult<Vec<_>>>()?;
+    let sparse = plans.iter().filter(|plan| !plan.is_dense()).count();
+    let (mut done, total) = (0, windows.len() * (1 + sparse));
+    let mut follow = |executor: &mut Observed<'_>, window: &Window, observer: Box<dyn StepObserver>| {
+        crate::interrupt::check()?;
+        executor.set_observer(Some(observer))?;
+        let traffic = executor.follow(window)?;
+        done += 1;
+        progress(done, total);
+        Ok::<Traffic, CliError>(traffic)
+    };
+    let weights: Vec<Recorded> = windows.iter().map(|_| Recorded::default()).collect();
+    let mut executor = reference.start(device, windows)?;
+    let geometry = executor.info().geometry;
+    for (window, weights) in windows.iter().zip(&weights) {
+        follow(&mut executor, window, Box::new(Recorder { geometry, weights: weights.clone() }))?;
+    }
+    // The next one needs its memory.
+    drop(executor);
+    let mut rows = Vec::new();
+    for (contender, plan) in contenders.iter().zip(plans) {
+        let (sums, mut traffic) = (no_sums(plan.is_dense(), geometry.layers), Traffic::default());
+        if !plan.is_dense() {
+            let mut executor = plan.start(device, windows)?;
+            for (window, weights) in windows.iter().zip(&weights) {
+                let comparer = Comparer { weights: weights.clone(), seen: 0, sums: sums.clone() };
+                traffic += follow(&mut executor, window, Box::new(comparer))?;
+            }
+        }
+        rows.push((contender.name(), sums, traffic));
+    }
+    Ok(rows)
+}
+
+fn on_cpu<'a>(
+    cpu: &Cpu<'_>,
+    contenders: &'a [Contender],
+    windows: &[Window],
+    progress: &mut Progress<'_>,
+) -> CliResult<Vec<Row<'a>>> {
+    let mut dense = cpu.executor(&Contender::dense())?;
+    let geometry = dense.info().geometry;
+    let mut rows = Vec::new();
+    for contender in contenders {
+        let executor = cpu.executor(contender)?;
+        let sums = no_sums(executor.info().budget_blocks.is_none(), geometry.layers);
+        rows.push((contender.name(), executor, sums, Traffic::default()));
+    }
+    for (done, window) in windows.iter().enumerate() {
+        crate::interrupt::check()?;
+        let (state, tokens) = (cpu.read(&window.context), window.forced.len());
+        let weights = Recorded::default();
+        dense.set_observer(Some(Box::new(Recorder { geometry, weights: weights.clone() })));
+        window.follow(Running::resume(&mut dense, &state, tokens)?, |_| Ok(()))?;
+        let sparse = rows.iter_mut().filter(|(_, executor, ..)| executor.info().budget_blocks.is_some());
+        for (_, executor, sums, traffic) in sparse {
+            let comparer = Comparer { weights: weights.clone(), seen: 0, sums: sums.clone() };
+            executor.set_observer(Some(Box::new(comparer)));
+            *traffic += window.follow(Running::resume(executor, &state, tokens)?, |_| Ok(()))?;
+        }
+        progress(done + 1, windows.len());
+    }
+    Ok(rows.into_iter().map(|(policy, _, sums, traffic)| (policy, sums, traffic)).collect())
 }
 
 /// The measurements as a table.
@@ -187,8 +265,9 @@ pub fn render(coverage: &[Coverage], windows: &[Window], budget: &str) -> String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oasis_core::geometry::{KvDtype, KvGeometry};
+    use oasis_core::geometry::KvDtype;
     use oasis_core::ids::{SlotId, Step};
+    use oasis_core::memory::Resident;
     use oasis_core::working_set::Admission;
 
     #[test]
@@ -202,7 +281,7 @@ mod tests {
             dense.slot_mut(KvHead(0), slot)[0] = key;
         }
         // One query head weighs keys by their exponentials, 1 : 2 : 3, the other all alike.
-        let weights = Weights::of(&[1.0, 0.0], &dense);
+        let weights = Weights::of(&[1.0, 0.0], &geometry, &dense);
         assert!((weights.covered(&dense.set) - 1.0).abs() < 1e-6);
         let mut part = Resident::new(geometry, 1, BlockId(3));
         part.set.place(KvHead(0), Admission { block: BlockId(2), slot: SlotId(0) }, Step(0));

@@ -17,4 +17,4 @@ pub mod turnover;
 pub mod window;
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -1,12 +1,12 @@
 //! One policy whose decode steps are looked at from inside, on whichever device.
 
-use crate::assemble::{self, Policies};
+use crate::assemble::{self, Model, Policies};
 use crate::error::{CliError, CliResult};
 use crate::eval::device::{Cpu, Device};
-use crate::eval::running::{REQUEST, Running};
-use crate::eval::setting::Setting;
+use crate::eval::running::{REQUEST, Running, Traffic};
+use crate::eval::setting::{Contender, Setting};
 use crate::eval::window::Window;
-use oasis_core::config::DeviceKind;
+use oasis_core::config::{Budget, DeviceKind, Resolved};
 use oasis_core::executor::{DecodeRow, Executor, ExecutorInfo, ExecutorStats};
 use oasis_core::ids::TokenId;
 use oasis_core::observer::StepObserver;
@@ -16,45 +16,66 @@ use oasis_cuda::executor::{CudaExecutor, CudaOptions};
 use oasis_models::cpu::CpuExecutor;
 use std::sync::Arc;
 
-/// The configured policy, found to be one that its device can show.
-pub enum Plan {
-    /// For the CPU.
+/// A policy, found to be one that its device can show.
+pub struct Plan {
+    resolved: Resolved,
+    policies: PlannedPolicies,
+}
+
+enum PlannedPolicies {
     Cpu(Policies),
-    /// For a GPU.
     Cuda(Box<CudaOptions>, Arc<dyn Summarizer>),
 }
 
 impl Plan {
-    /// Reads no weights.
+    /// The configured policy. Reads no weights.
     ///
     /// # Errors
     /// When a setting is wrong, or asks for something that the device does not run or show.
     pub fn new(setting: &Setting<'_>) -> CliResult<Self> {
-        let (resolved, model) = (setting.resolved, setting.model);
-        match resolved.config.device.kind {
-            DeviceKind::Cpu => Ok(Self::Cpu(assemble::build_policies(resolved, model)?)),
-            DeviceKind::Cuda => {
-                let spec = model.checkpoint.spec();
-                let options = assemble::cuda::observed_options(resolved, spec, model.head.is_some())?;
-                let summarizer = assemble::cuda::host_policies(&resolved.config, spec)?.summarizer;
-                Ok(Self::Cuda(Box::new(options), summarizer.into()))
-            }
-        }
+        Self::resolved(setting.of(&Contender::configured())?, setting.model)
     }
 
-    /// Starts an executor on `device`, which is the one of the plan's setting, for `windows`.
+    /// Another policy on the same device.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of(setting: &Setting<'_>, contender: &Contender) -> CliResult<Self> {
+        let plan = || Self::resolved(setting.of(contender)?, setting.model);
+        plan().map_err(|error| error.of(contender.name()))
+    }
+
+    fn resolved(resolved: Resolved, model: &Model) -> CliResult<Self> {
+        let policies = match resolved.config.device.kind {
+            DeviceKind::Cpu => PlannedPolicies::Cpu(assemble::build_policies(&resolved, model)?),
+            DeviceKind::Cuda => {
+                let spec = model.checkpoint.spec();
+                let options = assemble::cuda::observed_options(&resolved, spec, model.head.is_some())?;
+                let summarizer = assemble::cuda::host_policies(&resolved.config, spec)?.summarizer;
+                PlannedPolicies::Cuda(Box::new(options), summarizer.into())
+            }
+        };
+        Ok(Self { resolved, policies })
+    }
+
+    /// Whether the policy is dense decoding.
+    pub fn is_dense(&self) -> bool {
+        self.resolved.config.kv.budget_blocks == Budget::All
+    }
+
+    /// Starts an executor on `device`, loaded for the same setting, for `windows`.
     ///
     /// # Errors
     /// When the device refuses.
     pub fn start<'a>(self, device: &'a Device<'_>, windows: &[Window]) -> CliResult<Observed<'a>> {
-        let config = &device.setting().resolved.config;
-        match (self, device) {
-            (Self::Cpu(policies), Device::Cpu(cpu)) => {
+        let config = &self.resolved.config;
+        match (self.policies, device) {
+            (PlannedPolicies::Cpu(policies), Device::Cpu(cpu)) => {
                 let summarizer = policies.summarizer.clone();
                 let executor = assemble::start_executor(config, cpu.weights.clone(), policies, Tracer::default())?;
                 Ok(Observed { executor: Shown::Cpu(cpu, Box::new(executor)), summarizer })
             }
-            (Self::Cuda(options, summarizer), Device::Cuda(cuda)) => {
+            (PlannedPolicies::Cuda(options, summarizer), Device::Cuda(cuda)) => {
                 let longest = windows.iter().map(|window| window.context.len() + window.forced.len()).max();
                 let executor = cuda.start(config, *options, longest.unwrap_or(1))?;
                 Ok(Observed { executor: Shown::Cuda(Box::new(executor)), summarizer })
@@ -124,9 +145,8 @@ impl Observed<'_> {
     ///
     /// # Errors
     /// When there is no room for it, or the request fails.
-    pub fn follow(&mut self, window: &Window) -> CliResult {
-        window.follow(self.read(window)?, |_| Ok(()))?;
-        Ok(())
+    pub fn follow(&mut self, window: &Window) -> CliResult<Traffic> {
+        window.follow(self.read(window)?, |_| Ok(()))
     }
 
     /// The same with a draft head; `each` is told after a step whether it guessed the next token, which runs as a probe in

@@ -22,10 +22,14 @@ impl Contender {
 
     /// The configuration as it is, or the usual ones; then one for each of `with`.
     pub fn choose(configured: bool, with: &[String]) -> Vec<Self> {
-        let alone = || vec![Self { name: "configured".to_owned(), settings: Vec::new() }];
-        let mut contenders = if configured { alone() } else { Self::defaults() };
+        let mut contenders = if configured { vec![Self::configured()] } else { Self::defaults() };
         contenders.extend(with.iter().map(|text| Self::parse(text)));
         contenders
+    }
+
+    /// The configuration as it is.
+    pub fn configured() -> Self {
+        Self { name: "configured".to_owned(), settings: Vec::new() }
     }
 
     /// Dense decoding.

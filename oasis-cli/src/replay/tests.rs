@@ -5,6 +5,7 @@ use crate::assemble;
 use crate::eval::device::Device;
 use crate::eval::observed::Plan;
 use crate::eval::setting::Setting;
+use crate::eval::tests::has_gpu;
 use crate::eval::window::Window;
 use crate::replay::link::LinkClock;
 use crate::replay::recording::{Counts, Member, Request, Selection};
@@ -15,7 +16,8 @@ use oasis_core::executor::ExecutorStats;
 use oasis_core::geometry::{KvDtype, KvGeometry};
 use oasis_core::policy::{QuerySource, Selector};
 
-/// Records 2 windows of 40 steps after 300 tokens, K = 8, on the embedded model: tail blocks complete on the way.
+/// Records 2 windows of 40 steps after 300 tokens, K = 8 or as `settings` say, on the embedded model: tail blocks complete
+/// on the way.
 fn live(settings: &[&str]) -> (Recording, ExecutorStats, Resolved) {
     let layers: Vec<Layer> = ["kv.budget_blocks=8", "selector.fetch_ratio=0.25"]
         .iter()
@@ -57,29 +59,54 @@ fn a_replay_of_the_same_policy_equals_the_run() {
         &["predictor.kind=freekv", "selector.kind=fetch-all"],
         &["predictor.kind=infinigen", "kv.dense_layers=1"],
     ];
-    let mut admitted = Vec::new();
-    for settings in cases {
-        let (recording, stats, resolved) = live(settings);
-        let mut compared = 0;
-        let source = QuerySource::Draft;
-        let row = replay(&recording, &mut *selector(&resolved), 8, source, None, |selection, index, counts| {
-            let at = format!("{settings:?}, layer {} of step {}", selection.layer, selection.step);
-            assert_eq!(counts, selection.members[index].live, "{at}");
-            compared += 1;
-        })
-        .unwrap();
-        let expected = (stats.filled_entries, stats.admitted_entries, stats.deferred_entries, stats.link_bytes);
-        assert_eq!((row.filled, row.admitted, row.deferred, row.link_bytes), expected, "{settings:?}");
-        assert!(compared > 5 * 2 * 38 && row.promoted > 0 && row.wanted > 0, "{settings:?}: {compared}, {row:?}");
-        assert_eq!(row.hits + row.misses, row.wanted);
-        assert_eq!(row.misses, row.admitted + row.deferred);
-        let live = Replayed::live(&recording, row.cap);
-        assert_eq!((counts(&live), live.hits, &live.layers), (counts(&row), row.hits, &row.layers), "{settings:?}");
-        admitted.push(row.admitted);
-    }
+    let mut admitted: Vec<u64> = cases.iter().map(|settings| equals_the_run(settings).admitted).collect();
     admitted.sort_unstable();
     admitted.dedup();
     assert!(admitted.len() >= 6, "the policies differ: {admitted:?}");
+}
+
+/// Compares a run's replay with it, selection by selection.
+fn equals_the_run(settings: &[&str]) -> Replayed {
+    let (recording, stats, resolved) = live(settings);
+    let mut compared = 0;
+    let (budget, source) = (recording.budget as usize, QuerySource::Draft);
+    let row = replay(&recording, &mut *selector(&resolved), budget, source, None, |selection, index, counts| {
+        let at = format!("{settings:?}, layer {} of step {}", selection.layer, selection.step);
+        assert_eq!(counts, selection.members[index].live, "{at}");
+        compared += 1;
+    })
+    .unwrap();
+    let expected = (stats.filled_entries, stats.admitted_entries, stats.deferred_entries, stats.link_bytes);
+    assert_eq!((row.filled, row.admitted, row.deferred, row.link_bytes), expected, "{settings:?}");
+    assert!(compared > 5 * 2 * 38 && row.promoted > 0 && row.wanted > 0, "{settings:?}: {compared}, {row:?}");
+    assert_eq!(row.hits + row.misses, row.wanted);
+    assert_eq!(row.misses, row.admitted + row.deferred);
+    let live = Replayed::live(&recording, row.cap);
+    assert_eq!((counts(&live), live.hits, &live.layers), (counts(&row), row.hits, &row.layers), "{settings:?}");
+    row
+}
+
+/// As on the CPU, and with a working set that the prompt does not fill, which a GPU fills all the same.
+#[test]
+fn a_replay_of_a_gpu_equals_the_run() {
+    if !has_gpu("a_replay_of_a_gpu_equals_the_run") {
+        return;
+    }
+    let cases: [&[&str]; 8] = [
+        &[],
+        &["selector.kind=fetch-all"],
+        &["selector.kind=static"],
+        &["selector.kind=hysteresis", "selector.fetch_ratio=0.25"],
+        &["selector.kind=lfu", "selector.fetch_ratio=0.5"],
+        &["selector.kind=adaptive-cap", "selector.max_ratio=1.0"],
+        &["predictor.kind=exact"],
+        &["kv.budget_blocks=19", "selector.kind=lfu", "selector.fetch_ratio=0.5"],
+    ];
+    for settings in cases {
+        let row = equals_the_run(&[&["device.kind=cuda"], settings].concat());
+        println!("{settings:?}: {row:?}");
+        assert!(row.filled > 0, "{settings:?}: {row:?}");
+    }
 }
 
 /// One layer and KV head, 4 blocks of 2 tokens and two slots.
@@ -131,6 +158,22 @@ fn the_figures_are_those_that_a_hand_counts() {
     // The best block alone. 0 is filled and hits; block 4 is promoted for it, and 2 enters for that; then 1.
     let one = replay("fetch-all", 1);
     assert_eq!((one.filled, one.wanted, one.hits, one.admitted), (1, 3, 1, 2));
+}
+
+/// A GPU fills a working set even where it has a slot for every block of the prompt.
+#[test]
+fn a_short_prompt_is_filled_where_the_run_filled_it() {
+    let mut recording = Recording { budget: 4, ..by_hand() };
+    recording.selections.truncate(2);
+    recording.selections[0].members[0].heads[0] = (0..4).map(|block| (block, 1.0 - block as f32)).collect();
+    let filled = |recording: &Recording| {
+        let row = replay(recording, &mut *with("fetch-all"), 4, QuerySource::Draft, None, |_, _, _| ()).unwrap();
+        (row.filled, row.wanted, row.hits)
+    };
+    // All are there from the start, or once they have been brought.
+    assert_eq!(filled(&recording), (0, 6, 6));
+    recording.selections[0].members[0].live.filled = 4;
+    assert_eq!(filled(&recording), (4, 2, 2));
 }
 
 #[test]

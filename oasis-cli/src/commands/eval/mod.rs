@@ -5,7 +5,7 @@ pub mod arguments;
 use crate::args::{GlobalArgs, ModelArgs};
 use crate::assemble;
 use crate::error::CliResult;
-use crate::eval::device::{Cpu, Device};
+use crate::eval::device::Device;
 use crate::eval::observed::Plan;
 use crate::eval::setting::{Contender, Setting};
 use crate::eval::tasks::{self, Task};
@@ -40,7 +40,7 @@ enum Measure {
     Agreement(AgreementArgs),
     /// Share of the top-K that is new from one step to the next, layer by layer
     Turnover(ChoiceArgs),
-    /// Share of dense attention's weight on what is resident, policy by policy (CPU)
+    /// Share of dense attention's weight on what is resident, policy by policy
     Coverage(PolicyArgs),
 }
 
@@ -128,13 +128,13 @@ pub fn run(args: &EvalArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResu
     crate::interrupt::catch();
     match &args.measure {
         Measure::Recall(args) => run_recall(args, global, out),
-        Measure::Perplexity(args) => args.run(global, None, out, |policies| {
+        Measure::Perplexity(args) => args.run(global, out, |policies| {
             let Policies { setting, contenders, windows, budget } = policies;
             let device = Device::load(setting, contenders)?;
             let rows = perplexity::measure(&device, contenders, windows, &mut bar("predicting"))?;
             Ok((perplexity::render(&rows, windows, budget), rows))
         }),
-        Measure::Divergence(args) => args.run(global, None, out, |policies| {
+        Measure::Divergence(args) => args.run(global, out, |policies| {
             let Policies { setting, contenders, windows, budget } = policies;
             let device = Device::load(setting, contenders)?;
             let rows = divergence::measure(&device, contenders, windows, &mut bar("answering"))?;
@@ -142,10 +142,10 @@ pub fn run(args: &EvalArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResu
         }),
         Measure::Agreement(args) => run_agreement(args, global, out),
         Measure::Turnover(args) => run_turnover(args, global, out),
-        Measure::Coverage(args) => args.run(global, Some("eval coverage"), out, |policies| {
+        Measure::Coverage(args) => args.run(global, out, |policies| {
             let Policies { setting, contenders, windows, budget } = policies;
-            let cpu = Cpu::load(setting)?;
-            let rows = coverage::measure(&cpu, contenders, windows, &mut bar("decoding"))?;
+            let device = coverage::load(setting, contenders)?;
+            let rows = coverage::measure(&device, contenders, windows, &mut bar("decoding"))?;
             Ok((coverage::render(&rows, windows, budget), rows))
         }),
     }
@@ -189,19 +189,15 @@ struct Policies<'a> {
 }
 
 impl PolicyArgs {
-    /// Measures and prints the table or its rows; `shows_layers` names a command that looks into the layers of a step.
+    /// Measures and prints the table or its rows.
     fn run<T: Serialize>(
         &self,
         global: &GlobalArgs,
-        shows_layers: Option<&str>,
         out: &mut dyn Write,
         measure: impl FnOnce(Policies<'_>) -> CliResult<(String, T)>,
     ) -> CliResult {
         let arguments = self.model.layers()?;
         let resolved = resolve(global, arguments.clone())?;
-        if let Some(command) = shows_layers {
-            assemble::check_shows_layers(&resolved, command)?;
-        }
         assemble::check_device(&resolved.config)?;
         let model = assemble::open_model(&resolved.config)?;
         let setting = Setting::new(global, &arguments, &resolved, &model)?;

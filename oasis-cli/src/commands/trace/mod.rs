@@ -20,7 +20,7 @@ pub struct TraceArgs {
 enum Action {
     /// Draw one decode step as SVG: the foreground and the stages beside it
     Draw(draw::DrawArgs),
-    /// Decode along a text and keep what every step wanted, with scores (CPU)
+    /// Decode along a text and keep what every step wanted, with scores
     Record(record::RecordArgs),
     /// Replay recorded selections with another selector, budget or link, without the model
     Replay(replay::ReplayArgs),
