@@ -96,7 +96,8 @@ impl From<&Returned> for SelectionMember {
 
 /// Sees every layer of every request of every decode step. It runs in the foreground: what it costs, the step costs.
 pub trait StepObserver: Send {
-    /// Called once a request and layer of each step.
+    /// Called once a request and layer of each step: before its attention, or soon after it where the device is not host
+    /// memory.
     fn layer(&mut self, _view: &LayerView<'_>) {}
 
     /// Called when the stages are done with a layer: before its next selection, or when a request ends.

@@ -2,10 +2,12 @@
 
 use super::*;
 use oasis_core::geometry::KvDtype;
+use oasis_core::observer::{LayerView, SelectionMember};
 use oasis_core::policy::{PredictBatch, PredictorSpec, SelectorSpec, SummarizerSpec};
 use oasis_policies::predictors::{DraftQuery, Exact, LastQuery};
 use oasis_policies::selectors::CappedLru;
 use oasis_policies::summarizers::Quest;
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
 
 const BLOCK: usize = 4;
@@ -134,15 +136,12 @@ fn entered(before: &WorkingSet, after: &WorkingSet, head: KvHead) -> Vec<BlockId
 /// Steps after prompts that are shorter and longer than the working set, and end in and at the end of a block.
 #[test]
 fn an_observer_sees_what_the_steps_say() {
-    let predictors: [(&dyn Fn() -> Box<dyn Predictor>, usize); 3] = [
-        (&|| DraftQuery::default().build().unwrap(), 2),
-        (&|| LastQuery::default().build().unwrap(), 1),
-        (&|| Exact::default().build().unwrap(), 1),
-    ];
+    let predictors: [(&dyn PredictorSpec, usize); 3] =
+        [(&DraftQuery::default(), 2), (&LastQuery::default(), 1), (&Exact::default(), 1)];
     let (mut filled, mut admitted, mut deferred, mut promoted) = (0, 0, 0, 0);
     for (predictor, queries) in predictors {
         for prompt in [2, 3, 9, 16, 50, 51, 52] {
-            let (mut rows, notes) = start(predictor(), queries);
+            let (mut rows, notes) = start(predictor.build().unwrap(), queries);
             let exact = rows.exact;
             for step in 0..30 {
                 let position = prompt + step;
@@ -185,7 +184,8 @@ fn an_observer_sees_what_the_steps_say() {
                         summaries: &mut ranked,
                     };
                     let member = std::slice::from_mut(&mut member);
-                    let ranking = rank(&GEOMETRY, BUDGET, layer, &*summarizer, &mut *predictor(), member).unwrap();
+                    let ranking =
+                        rank(&GEOMETRY, BUDGET, layer, &*summarizer, &mut *predictor.build().unwrap(), member).unwrap();
                     let (mut crossed, mut missing) = (0, 0);
                     for head in (0..GEOMETRY.kv_heads).map(KvHead::from) {
                         let new = entered(&before, &after, head);
