@@ -257,6 +257,7 @@ mod tests {
             host: HostOptions { capacity: 1 << 40, alias: None },
             draft_window,
             through_store: false,
+            observed: false,
         };
         CudaOptions {
             residency: Residency::Sparse(Box::new(sparse)),

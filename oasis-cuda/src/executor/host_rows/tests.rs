@@ -3,7 +3,7 @@
 use super::*;
 use oasis_core::geometry::KvDtype;
 use oasis_core::observer::{LayerView, SelectionMember};
-use oasis_core::policy::{PredictBatch, PredictorSpec, SelectorSpec, SummarizerSpec};
+use oasis_core::policy::{PredictBatch, PredictorSpec, SelectorSpec, SummarizerSpec, split_mix64};
 use oasis_policies::predictors::{DraftQuery, Exact, LastQuery};
 use oasis_policies::selectors::CappedLru;
 use oasis_policies::summarizers::Quest;
@@ -20,9 +20,7 @@ const WIDTH: usize = GEOMETRY.q_heads * GEOMETRY.head_dim;
 
 /// Numbers between -1 and 1 that follow from their place.
 fn number(place: [usize; 4]) -> f32 {
-    let mixed = place
-        .iter()
-        .fold(17_u64, |mixed, part| (mixed ^ *part as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23));
+    let mixed = place.iter().fold(17, |mixed, part| split_mix64(&mut (mixed ^ *part as u64)));
     (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
