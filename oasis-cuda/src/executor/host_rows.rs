@@ -359,4 +359,6 @@ fn of_members<'a>(rows: &'a mut [Option<Row>], members: &'a [Member]) -> impl It
 }
 
 #[cfg(test)]
+mod parity;
+#[cfg(test)]
 mod tests;
