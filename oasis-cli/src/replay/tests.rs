@@ -5,7 +5,7 @@ use crate::assemble;
 use crate::eval::device::Device;
 use crate::eval::observed::Plan;
 use crate::eval::setting::Setting;
-use crate::eval::tests::has_gpu;
+use crate::eval::tests::turn;
 use crate::eval::window::Window;
 use crate::replay::link::LinkClock;
 use crate::replay::recording::{Counts, Member, Request, Selection};
@@ -89,9 +89,7 @@ fn equals_the_run(settings: &[&str]) -> Replayed {
 /// As on the CPU, and with a working set that the prompt does not fill, which a GPU fills all the same.
 #[test]
 fn a_replay_of_a_gpu_equals_the_run() {
-    if !has_gpu("a_replay_of_a_gpu_equals_the_run") {
-        return;
-    }
+    let Some(_turn) = turn("a_replay_of_a_gpu_equals_the_run") else { return };
     let cases: [&[&str]; 8] = [
         &[],
         &["selector.kind=fetch-all"],
