@@ -271,7 +271,7 @@ fn looked_into(device: &Device<'_>) -> (AgreementReport, Turnover, Vec<Coverage>
 /// What looks into steps, on the GPU and on the CPU, along the answers to questions. With every weight of the CPU's layers
 /// off by up to 2^-8, a layer's agreement moves by up to 0.0018, its turnover by up to 0.0022, its coverage by up to
 /// 0.0014, the bytes over the link by up to 0.6%, and one guess of 165 is another: four disturbances were tried. With
-/// queries and keys rounded to bf16, agreement and turnover move by up to 0.0003. The GPU may be off by 2.5 times as much,
+/// queries and keys rounded to bf16, agreement and turnover move by up to 0.0010. The GPU may be off by 2.5 times as much,
 /// and a little.
 #[test]
 fn a_gpu_shows_its_steps_as_the_cpu_does() {
