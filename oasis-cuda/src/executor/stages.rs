@@ -7,7 +7,7 @@ use super::parts::Parts;
 use super::programs::SparsePrograms;
 use super::scope::Scope;
 use crate::device::{DeviceError, Stream};
-use crate::kernels::{Address, GatherParams, HashScoresParams, ScanParams, SelectParams};
+use crate::kernels::{Address, GatherParams, HashScoresParams, Scan, ScanParams, SelectParams};
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
 use oasis_core::ids::LayerId;
 use oasis_core::pipeline::Track;
@@ -59,10 +59,14 @@ impl Parts {
         }
         // Where there is no scan, the host ranks, or no score is asked for.
         let Some(kernel) = &programs.scan else { return Ok(()) };
+        let ctas = match scope {
+            Scope::Batch(2..) => {
+                self.attention_ctas(scope) * Scan::ctas_per_multiprocessor(self.tile_bytes() / BLOCK_TOKENS)
+            }
+            _ => self.attention_ctas(scope),
+        };
         // SAFETY: summaries and scores are sized for all rows and the longest context.
-        self.span(stream, Track::Predict, "scan", layer, || unsafe {
-            kernel.launch(stream, (self.attention_ctas(scope), 1), &params)
-        })
+        self.span(stream, Track::Predict, "scan", layer, || unsafe { kernel.launch(stream, (ctas, 1), &params) })
     }
 
     /// Scores that are a hash, in place of a scan.

@@ -27,10 +27,19 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Tiles in flight per warp for summaries of `bytes` bytes a block: about as many bytes as two tiles of quest for heads of
-    /// 128 elements.
+    /// Tiles in flight per warp for summaries of `bytes` bytes a block.
     pub fn stages(bytes: usize) -> usize {
-        (1024 / bytes).clamp(2, 4)
+        if bytes < 192 { 4 } else { 2 }
+    }
+
+    /// CTAs on a multiprocessor beside a step's products: arithmetic bounds the scan of small summaries, and more warps hide
+    /// its latencies.
+    pub fn ctas_per_multiprocessor(bytes: usize) -> u32 {
+        match bytes {
+            0..192 => 3,
+            192..384 => 2,
+            _ => 1,
+        }
     }
 }
 
