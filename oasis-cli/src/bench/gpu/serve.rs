@@ -49,6 +49,8 @@ struct Point {
     finished: u64,
     prefills: u64,
     output_tokens_per_second: f64,
+    /// What prompts were read for: whatever the batch does, no more requests than these can be answered in the long run.
+    sustained_tokens_per_second: f64,
     /// Mean milliseconds from a request's token to its next.
     per_token_ms: f64,
     /// Mean milliseconds from the admission to the first token.
@@ -133,10 +135,11 @@ pub fn run(args: &ServeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRes
     }
     writeln!(out, "{}", columns(&rows).join("\n"))?;
     for point in report.points.iter().filter(|point| !point.is_balanced()) {
-        let Point { concurrency, finished, prefills, .. } = point;
+        let Point { concurrency, finished, prefills, sustained_tokens_per_second: sustained, .. } = point;
         writeln!(
             out,
-            "concurrency {concurrency}: {finished} finished and {prefills} were read; a longer --seconds shows the balance"
+            "concurrency {concurrency}: {finished} finished and {prefills} were read, which sustains {sustained:.0} tokens/s; a \
+             longer --seconds shows the balance"
         )?;
     }
     Ok(())
@@ -216,6 +219,7 @@ impl<'a> Loop<'a> {
         let decoded = point.output_tokens - point.prefills;
         point.seconds = seconds;
         point.output_tokens_per_second = point.output_tokens as f64 / seconds;
+        point.sustained_tokens_per_second = (point.prefills * self.args.output as u64) as f64 / seconds;
         point.per_token_ms = between.as_secs_f64() * 1e3 / decoded.max(1) as f64;
         point.first_token_ms = first.as_secs_f64() * 1e3 / point.prefills.max(1) as f64;
         Ok(point)
