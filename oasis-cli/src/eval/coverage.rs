@@ -5,7 +5,7 @@ use crate::eval::device::{Cpu, Device, Progress};
 use crate::eval::observed::{Observed, Plan};
 use crate::eval::running::{Running, Traffic};
 use crate::eval::setting::{Contender, Setting};
-use crate::eval::window::{Window, describe_contexts};
+use crate::eval::window::{Window, describe_contexts, longest};
 use crate::text::columns;
 use oasis_core::config::DeviceKind;
 use oasis_core::executor::Executor;
@@ -172,8 +172,7 @@ fn on_gpu<'a>(
     progress: &mut Progress<'_>,
 ) -> CliResult<Vec<Row<'a>>> {
     let setting = device.setting();
-    let tokens = windows.iter().map(|window| window.context.len() + window.forced.len()).max().unwrap_or(0);
-    let blocks = tokens.div_ceil(setting.resolved.config.kv.block_tokens).max(1);
+    let blocks = longest(windows).div_ceil(setting.resolved.config.kv.block_tokens).max(1);
     let all = format!("kv.budget_blocks={blocks},predictor.kind=last-query,selector.kind=fetch-all");
     let reference = Plan::of(setting, &Contender::parse(&all))?;
     let plans = contenders.iter().map(|contender| Plan::of(setting, contender)).collect::<CliResult<Vec<_>>>()?;

@@ -5,7 +5,7 @@ use crate::error::{CliError, CliResult};
 use crate::eval::device::{Cpu, Device};
 use crate::eval::running::{REQUEST, Running, Traffic};
 use crate::eval::setting::{Contender, Setting};
-use crate::eval::window::Window;
+use crate::eval::window::{Window, longest};
 use oasis_core::config::{Budget, DeviceKind, Resolved};
 use oasis_core::executor::{DecodeRow, Executor, ExecutorInfo, ExecutorStats};
 use oasis_core::ids::TokenId;
@@ -76,8 +76,7 @@ impl Plan {
                 Ok(Observed { executor: Shown::Cpu(cpu, Box::new(executor)), summarizer })
             }
             (PlannedPolicies::Cuda(options, summarizer), Device::Cuda(cuda)) => {
-                let longest = windows.iter().map(|window| window.context.len() + window.forced.len()).max();
-                let executor = cuda.start(config, *options, longest.unwrap_or(1))?;
+                let executor = cuda.start(config, *options, longest(windows).max(1))?;
                 Ok(Observed { executor: Shown::Cuda(Box::new(executor)), summarizer })
             }
             _ => unreachable!("the plan and the device are of one setting"),

@@ -19,6 +19,11 @@ pub fn describe_contexts(lengths: impl Iterator<Item = usize> + Clone) -> String
     format!("{} contexts of {shortest} to {longest} tokens", lengths.count())
 }
 
+/// Tokens of the longest window; 0 where there is none.
+pub fn longest(windows: &[Window]) -> usize {
+    windows.iter().map(|window| window.context.len() + window.forced.len()).max().unwrap_or(0)
+}
+
 impl Window {
     /// Windows of `context + steps + 1` tokens from a text, at most `count`, spread evenly over it.
     ///

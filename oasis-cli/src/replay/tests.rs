@@ -46,20 +46,23 @@ fn counts(row: &Replayed) -> Counts {
     Counts { filled: row.filled, admitted: row.admitted, deferred: row.deferred }
 }
 
+/// Policies of which every device shows its steps.
+const EVERYWHERE: [&[&str]; 7] = [
+    &[],
+    &["selector.kind=fetch-all"],
+    &["selector.kind=static"],
+    &["selector.kind=hysteresis", "selector.fetch_ratio=0.25"],
+    &["selector.kind=lfu", "selector.fetch_ratio=0.5"],
+    &["selector.kind=adaptive-cap", "selector.max_ratio=1.0"],
+    &["predictor.kind=exact"],
+];
+
 #[test]
 fn a_replay_of_the_same_policy_equals_the_run() {
-    let cases: [&[&str]; 9] = [
-        &[],
-        &["selector.kind=fetch-all"],
-        &["selector.kind=static"],
-        &["selector.kind=hysteresis", "selector.fetch_ratio=0.25"],
-        &["selector.kind=lfu", "selector.fetch_ratio=0.5"],
-        &["selector.kind=adaptive-cap", "selector.max_ratio=1.0"],
-        &["predictor.kind=exact"],
-        &["predictor.kind=freekv", "selector.kind=fetch-all"],
-        &["predictor.kind=infinigen", "kv.dense_layers=1"],
-    ];
-    let mut admitted: Vec<u64> = cases.iter().map(|settings| equals_the_run(settings).admitted).collect();
+    let others: [&[&str]; 2] =
+        [&["predictor.kind=freekv", "selector.kind=fetch-all"], &["predictor.kind=infinigen", "kv.dense_layers=1"]];
+    let mut admitted: Vec<u64> =
+        EVERYWHERE.iter().chain(&others).map(|settings| equals_the_run(settings).admitted).collect();
     admitted.sort_unstable();
     admitted.dedup();
     assert!(admitted.len() >= 6, "the policies differ: {admitted:?}");
@@ -90,17 +93,8 @@ fn equals_the_run(settings: &[&str]) -> Replayed {
 #[test]
 fn a_replay_of_a_gpu_equals_the_run() {
     let Some(_turn) = turn("a_replay_of_a_gpu_equals_the_run") else { return };
-    let cases: [&[&str]; 8] = [
-        &[],
-        &["selector.kind=fetch-all"],
-        &["selector.kind=static"],
-        &["selector.kind=hysteresis", "selector.fetch_ratio=0.25"],
-        &["selector.kind=lfu", "selector.fetch_ratio=0.5"],
-        &["selector.kind=adaptive-cap", "selector.max_ratio=1.0"],
-        &["predictor.kind=exact"],
-        &["kv.budget_blocks=19", "selector.kind=lfu", "selector.fetch_ratio=0.5"],
-    ];
-    for settings in cases {
+    let few_blocks: &[&str] = &["kv.budget_blocks=19", "selector.kind=lfu", "selector.fetch_ratio=0.5"];
+    for settings in EVERYWHERE.into_iter().chain([few_blocks]) {
         let row = equals_the_run(&[&["device.kind=cuda"], settings].concat());
         println!("{settings:?}: {row:?}");
         assert!(row.filled > 0, "{settings:?}: {row:?}");

@@ -187,6 +187,7 @@ impl<E: Executor> Engine<E> {
         Ok(())
     }
 
+    /// Admits and reads; where requests begin alone, those that have been read run a step, and others take their turn.
     fn read_prompts(&mut self, events: &mut Vec<Event>) -> anyhow::Result<()> {
         loop {
             self.admit(events)?;

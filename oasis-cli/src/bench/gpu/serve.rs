@@ -49,7 +49,7 @@ struct Point {
     finished: u64,
     prefills: u64,
     output_tokens_per_second: f64,
-    /// What prompts were read for: whatever the batch does, no more requests than these can be answered in the long run.
+    /// Output tokens of as many requests as prompts were read: in the long run no more can be answered.
     sustained_tokens_per_second: f64,
     /// Mean milliseconds from a request's token to its next.
     per_token_ms: f64,
