@@ -172,7 +172,8 @@ pub struct DeviceConfig {
     /// Multiprocessors of a prefill on a CUDA device that is nearly full of requests that decode, so that steps need not wait
     /// for its long kernels; 0 lets it take all.
     pub prefill_multiprocessors: usize,
-    /// Layers whose full KV a prefill may keep on a CUDA device; 0 takes all where that costs no request its place.
+    /// Layers whose full KV a prefill may keep on a CUDA device; 0 takes as many as cost no request its
+    /// place.
     pub prefill_layers: usize,
 }
 

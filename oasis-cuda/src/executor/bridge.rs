@@ -139,7 +139,7 @@ impl Parts {
         Places {
             entries: sets.slots.address().offset(pair * slots * entry),
             tail: sets.tail.address().offset(pair * 2 * entry),
-            full: if scope.is_first() { self.staging(sparse, layer) } else { stored },
+            full: if scope.is_first() { sparse.staging.layer(layer) } else { stored },
             slots,
             kv_heads: spec.kv_heads,
             entry,

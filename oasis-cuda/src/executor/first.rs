@@ -2,6 +2,7 @@
 
 use super::CudaExecutor;
 use super::scope::{FirstStep, HostLayers, Scope};
+use super::staging::Places;
 use crate::device::{DeviceError, Range};
 use crate::kernels::StepInput;
 use crate::layout::{BLOCK_TOKENS, entry_bytes};
@@ -30,7 +31,9 @@ impl CudaExecutor {
         if let Some(side) = &self.parts.host_side {
             side.borrow_mut().rows.begin(true, [(row, input.position as usize)]);
         }
-        let scope = Scope::First(FirstStep { row, fetch: host.filter(|_| !staged) });
+        let places = self.parts.memory.sparse.as_ref().map(|sparse| sparse.staging.places);
+        let kept = places.filter(|_| staged).map_or(0, Places::kept);
+        let scope = Scope::First(FirstStep { row, kept, fetch: host.filter(|_| kept < self.parts.layers()) });
         self.parts.queue_step(scope)?;
         let completes = (input.position as usize + 1).is_multiple_of(BLOCK_TOKENS);
         if let (Some(host), true, false) = (host, completes, self.parts.chooses_first()) {

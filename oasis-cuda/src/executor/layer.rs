@@ -113,7 +113,7 @@ impl Parts {
                         append_to: tail,
                         pages: Address::NONE,
                         summaries,
-                        entries: self.staging(sparse, layer),
+                        entries: sparse.staging.layer(layer),
                         tail,
                         slots: self.extent.blocks,
                     },

@@ -5,6 +5,7 @@ use super::mixture::{ExpertMemory, ExpertShape};
 use super::options::{CudaOptions, Residency};
 use super::plan::{Extent, MemoryPlan};
 use super::sampler::{SamplerMemory, filters};
+use super::staging::Staging;
 use crate::device::{Device, DeviceBuffer, DeviceError, PinnedBuffer};
 use crate::kernels::{Address, Attention, CopyList, EntryCopy, StepInput};
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
@@ -159,12 +160,8 @@ pub(super) struct SparseMemory {
     pub lists: DeviceBuffer<CopyList>,
     /// u64 `[layers][rows]`: where each row's entries of a layer lie in host memory.
     pub hosts: DeviceBuffer<u64>,
-    /// u64 `[layers]`: where the full KV of the first step's request lies on the device.
-    pub staged: DeviceBuffer<u64>,
-    /// `[prefill_layers][blocks][kv_heads]` entries.
-    pub staging: DeviceBuffer<u8>,
-    /// Bytes of one layer of `staging`.
-    pub layer_bytes: usize,
+    /// Full KV of a prompt and of the first step's request.
+    pub staging: Staging,
     /// i32 `[blocks]`: 0, 1, 2, ...
     pub identity: DeviceBuffer<i32>,
     /// Schedule of a first step, whose request sees its full KV.
@@ -451,16 +448,11 @@ impl Memory {
                 }
                 let identity: Vec<i32> = (0..extent.blocks as i32).collect();
                 let layer_bytes = extent.blocks * spec.kv_heads * entry;
-                let staging: DeviceBuffer<u8> = device.zeros(plan.prefill_layers * layer_bytes)?;
-                let slot = |layer: usize| staging.address().offset(layer % plan.prefill_layers * layer_bytes).0;
-                let staged: Vec<u64> = (0..spec.layers).map(slot).collect();
                 Some(SparseMemory {
                     layers,
                     lists: device.zeros(spec.layers)?,
                     hosts: device.zeros(spec.layers * rows)?,
-                    staged: device.upload(&staged)?,
-                    staging,
-                    layer_bytes,
+                    staging: Staging::new(device, spec.layers, plan.prefill_layers, layer_bytes)?,
                     identity: device.upload(&identity)?,
                     first: ScheduleArrays::new(device, 1)?,
                     correction: (sparse.correction)

@@ -30,6 +30,7 @@ mod sampler;
 mod sampling;
 mod scope;
 mod stages;
+mod staging;
 mod step;
 mod store_link;
 mod synthetic;
@@ -100,7 +101,7 @@ pub struct CudaExecutor {
     rows: Vec<Option<RequestId>>,
     requests: BTreeMap<RequestId, Request>,
     tracer: Tracer,
-    /// The request whose full KV the last prefill left on the device.
+    /// The request whose full KV the last prefill left on the device, or as many layers of it as have a place of their own.
     staged: Option<RequestId>,
     /// Whether the last step left transfers to the next one.
     transfers_left: bool,

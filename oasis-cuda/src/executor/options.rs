@@ -180,8 +180,8 @@ pub struct CudaOptions {
     pub memory_limit: Option<u64>,
     /// Prompt tokens that pass the MLP at a time.
     pub prefill_chunk: usize,
-    /// Layers whose full KV may be on the device during a prefill; `None` takes all where there is room for them, so that
-    /// the first decode step need not fetch them back.
+    /// Layers whose full KV may be on the device during a prefill; `None` takes as many as cost no request its
+    /// place, so that the first decode step need not fetch them back.
     pub prefill_layers: Option<usize>,
     /// Multiprocessors of a prefill beside which others decode, rounded up to what the device can set apart; `None` lets it
     /// take all.

@@ -172,11 +172,12 @@ impl MemoryPlan {
         };
         let few = options.prefill_layers.unwrap_or(4).clamp(2, spec.layers.max(2));
         let room = |layers: usize| limit.saturating_sub(weights + scratch + layers as u64 * layer) / request.total();
-        // All layers where that costs no request that was asked for.
-        let all = options.prefill_layers.is_none()
-            && room(spec.layers).min(options.max_batch as u64) == room(few).min(options.max_batch as u64);
-        let prefill_layers = if all { spec.layers } else { few };
-        let requests = room(prefill_layers).min(options.max_batch as u64) as usize;
+        let requests = |layers| room(layers).min(options.max_batch as u64) as usize;
+        // As many as cost no request that was asked for.
+        let most = options.prefill_layers.map_or(spec.layers, |_| few);
+        let costs_none = |layers: &usize| requests(*layers) == requests(few);
+        let prefill_layers = (few..=most).rev().find(costs_none).unwrap_or(few);
+        let requests = requests(prefill_layers);
         let host = match &options.residency {
             Residency::Dense => 0,
             Residency::Sparse(sparse) if sparse.through_store => {
@@ -269,6 +270,26 @@ mod tests {
             prefill_multiprocessors: None,
             mode: StepMode::Graph,
         }
+    }
+
+    #[test]
+    fn a_prefill_keeps_as_many_layers_as_cost_no_request_its_place() {
+        let (spec, head) = shapes::named("qwen3-8b").expect("the shape is known");
+        let plan = |limit, prefill_layers| {
+            let options = CudaOptions { max_batch: 32, prefill_layers, ..options(None) };
+            MemoryPlan::new(limit, &spec, Some(&head), &options)
+        };
+        let mut kept = Vec::new();
+        for limit in (24..40).flat_map(|gib| (0..4).map(move |quarter| (4 * gib + quarter) << 28)) {
+            let (chosen, few) = (plan(limit, None), plan(limit, Some(4)));
+            assert_eq!(chosen.requests, few.requests);
+            assert!(chosen.used() <= limit);
+            let layers = chosen.prefill_layers;
+            assert!(layers == spec.layers || plan(limit, Some(layers + 1)).requests < few.requests);
+            kept.push(layers);
+        }
+        assert!(kept.contains(&4) || kept.contains(&5), "{kept:?}");
+        assert!(kept.contains(&spec.layers) && kept.iter().any(|layers| (8..spec.layers).contains(layers)), "{kept:?}");
     }
 
     #[test]

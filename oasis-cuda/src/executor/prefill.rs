@@ -222,14 +222,14 @@ impl Parts {
         let (entries, pages, tail, summaries) = match &self.memory.sparse {
             None => (self.memory.dense[index].address(), self.page_row(prompt.row), Address::NONE, Address::NONE),
             Some(sparse) => {
-                if let Some(before) = index.checked_sub(self.plan.prefill_layers) {
-                    // Its place in `staging` is used again.
+                if let Some(before) = sparse.staging.places.before(index) {
+                    // Its place is used again.
                     work.stream.wait(&self.events.copied[before])?;
                 }
                 let sets = &sparse.layers[index];
                 let tail = sets.tail.address().offset(pair * 2 * entry);
                 let summaries = self.summaries(sets, pair);
-                (self.staging(sparse, index), Address::NONE, tail, summaries)
+                (sparse.staging.layer(index), Address::NONE, tail, summaries)
             }
         };
         let params = AppendPromptParams {

@@ -95,7 +95,7 @@ impl CudaExecutor {
         if let Some(link) = &self.parts.store_link {
             link.borrow_mut().begin_prompt();
         }
-        self.staged = (self.parts.plan.prefill_layers >= self.parts.layers()).then_some(id);
+        self.staged = Some(id);
         let shared = &mut self.parts.memory.shared;
         shared.prompt()[..tokens.len()].copy_from_slice(tokens);
         shared.singles()[1].position = tokens.len() as i32 - 1;

@@ -15,7 +15,9 @@ pub(super) enum Scope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FirstStep {
     pub row: usize,
-    /// Where its full KV must be fetched from; `None` where the prefill left it on the device.
+    /// Layers, from the first one on, whose full KV the prefill left on the device.
+    pub kept: usize,
+    /// Where that of the others must be fetched from.
     pub fetch: Option<HostLayers>,
 }
 

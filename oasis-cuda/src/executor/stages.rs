@@ -98,7 +98,7 @@ impl Parts {
         let stride = self.extent.tiles * BLOCK_TOKENS;
         let host = match scope {
             Scope::Batch(_) => sparse.hosts.address().offset(layer * self.memory.rows * 8),
-            Scope::First(_) => sparse.staged.address().offset(layer * 8),
+            Scope::First(_) => sparse.staging.address_of(layer),
         };
         let params = SelectParams {
             scores: sets.scores.address().offset(pair * stride * 4),

@@ -17,7 +17,7 @@ use super::memory::{ScheduleArrays, SparseMemory};
 use super::options::Residency;
 use super::parts::Parts;
 use super::sampling::Choice;
-use super::scope::{FirstStep, HostLayers, Scope};
+use super::scope::{HostLayers, Scope};
 use super::stages::Stages;
 use crate::device::DeviceError;
 use crate::gemm::Output;
@@ -53,13 +53,14 @@ impl Parts {
         self.queue_embedding(scope)?;
         let mut fetched = 0;
         for layer in 0..self.layers() {
-            if let Scope::First(FirstStep { fetch: Some(from), .. }) = scope {
+            if let (Scope::First(first), Some(sparse)) = (scope, &self.memory.sparse)
+                && let Some(from) = first.fetch
+            {
                 // As far ahead as there is room: what a layer's place held has been read by then.
                 self.order(&self.streams.foreground, &self.streams.offload)?;
-                while fetched < self.layers().min(layer + self.plan.prefill_layers) {
-                    self.queue_fetch(from, fetched)?;
-                    fetched += 1;
-                }
+                let by_now = sparse.staging.places.fetched_by(layer, first.kept);
+                (fetched.max(first.kept)..by_now).try_for_each(|next| self.queue_fetch(sparse, from, next))?;
+                fetched = by_now;
                 self.streams.foreground.wait(&self.events.copied[layer])?;
             }
             self.queue_layer(scope, layer)?;
@@ -102,12 +103,11 @@ impl Parts {
     }
 
     /// Brings a layer's full KV back from the host.
-    fn queue_fetch(&self, from: HostLayers, layer: usize) -> Result<(), DeviceError> {
-        let Some(sparse) = &self.memory.sparse else { return Ok(()) };
-        let (to, from_layer) = (self.staging(sparse, layer), from.address.offset(layer * from.stride));
+    fn queue_fetch(&self, sparse: &SparseMemory, from: HostLayers, layer: usize) -> Result<(), DeviceError> {
+        let (to, from_layer) = (sparse.staging.layer(layer), from.address.offset(layer * from.stride));
         self.fetch_layer(from, layer, to)?;
         for (at, bytes) in self.host_parts(from_layer, from.bytes) {
-            // SAFETY: the entries are reserved for the request; the place in `staging` was waited for.
+            // SAFETY: the entries are reserved for the request; its place was waited for.
             unsafe { self.streams.offload.copy(to.offset(at), from_layer.offset(at), bytes)? };
         }
         self.streams.offload.record(&self.events.copied[layer])
@@ -286,11 +286,6 @@ impl Parts {
             }
         }
         Ok(())
-    }
-
-    /// Where the full KV of a layer lies on the device.
-    pub fn staging(&self, sparse: &SparseMemory, layer: usize) -> Address {
-        sparse.staging.address().offset(layer % self.plan.prefill_layers * sparse.layer_bytes)
     }
 
     /// Final norm, output projection and choice of the next tokens.

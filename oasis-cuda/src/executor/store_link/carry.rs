@@ -56,7 +56,7 @@ impl Parts {
         let start = layer % RETURNS * link.bounce_bytes;
         for (at, part) in link.returning.parts(start, from.bytes) {
             let from = link.returning.address().offset(start + at);
-            // SAFETY: the place in `staging` was waited for; its place is not written again before that.
+            // SAFETY: its place on the device was waited for; the one in `returning` is not written again before that.
             unsafe { self.streams.offload.copy(to.offset(at), from, part)? };
         }
         Ok(())
