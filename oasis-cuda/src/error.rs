@@ -1,6 +1,7 @@
 //! Why a CUDA device cannot be used.
 
 use crate::CudaProbe;
+use crate::probe::CAPABILITY;
 
 /// CUDA was asked for and cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +38,13 @@ impl CudaUnavailable {
                 format!("`nvidia-smi` shows whether the driver sees the GPU; {cpu}"),
             );
         }
+        if !driver.is_new_enough {
+            return error(
+                "a driver of CUDA 12.4 or newer",
+                format!("one of {}", driver.version),
+                format!("install driver 550 or newer; {cpu}"),
+            );
+        }
         let devices = driver.devices.len();
         let Some(device) = driver.devices.get(ordinal) else {
             return error(
@@ -50,9 +58,9 @@ impl CudaUnavailable {
             );
         };
         let (major, minor) = device.compute_capability;
-        if device.compute_capability < (9, 0) {
+        if device.compute_capability != CAPABILITY {
             return error(
-                "compute capability 9.0 or newer (Hopper)",
+                "compute capability 9.0 (Hopper: H100, H200, GH200)",
                 format!("{} with {major}.{minor}", device.name),
                 format!("kernels use bulk copies and warp-group products of that generation; {cpu}"),
             );
@@ -90,6 +98,10 @@ mod tests {
         CudaDevice { ordinal: 0, name: "Test GPU".to_owned(), memory: 1 << 30, compute_capability: (9, 0) }
     }
 
+    fn driver() -> Driver {
+        Driver { version: "13.0".to_owned(), is_new_enough: true, devices: vec![device()], problem: None }
+    }
+
     #[test]
     fn a_missing_driver_is_named() {
         let error = CudaUnavailable::check(&with(None), 0).unwrap_err().to_string();
@@ -100,27 +112,26 @@ mod tests {
     #[test]
     fn a_failing_driver_gives_its_reason() {
         let problem = Some("CUDA_ERROR_NO_DEVICE".to_owned());
-        let found = with(Some(Driver { version: "13.0".to_owned(), devices: vec![], problem }));
+        let found = with(Some(Driver { devices: vec![], problem, ..driver() }));
         assert_eq!(CudaUnavailable::check(&found, 0).unwrap_err().found, "CUDA_ERROR_NO_DEVICE");
     }
 
     #[test]
     fn an_ordinal_beyond_the_devices_is_named() {
-        let found = with(Some(Driver { version: "13.0".to_owned(), devices: vec![device()], problem: None }));
-        let error = CudaUnavailable::check(&found, 3).unwrap_err();
+        let error = CudaUnavailable::check(&with(Some(driver())), 3).unwrap_err();
         assert_eq!((error.expected.as_str(), error.found.as_str()), ("a device with ordinal 3", "one device, 0"));
     }
 
     #[test]
-    fn an_old_device_and_missing_libraries_are_named() {
-        let driver = |capability| Driver {
-            version: "13.0".to_owned(),
-            devices: vec![CudaDevice { compute_capability: capability, ..device() }],
-            problem: None,
-        };
-        let old = CudaUnavailable::check(&with(Some(driver((8, 0)))), 0).unwrap_err();
-        assert_eq!(old.found, "Test GPU with 8.0");
-        let mut found = with(Some(driver((9, 0))));
+    fn another_device_an_old_driver_and_missing_libraries_are_named() {
+        for (capability, found) in [((8, 0), "Test GPU with 8.0"), ((10, 0), "Test GPU with 10.0")] {
+            let devices = vec![CudaDevice { compute_capability: capability, ..device() }];
+            let other = CudaUnavailable::check(&with(Some(Driver { devices, ..driver() })), 0).unwrap_err();
+            assert_eq!(other.found, found);
+        }
+        let old = Driver { version: "12.2".to_owned(), is_new_enough: false, ..driver() };
+        assert_eq!(CudaUnavailable::check(&with(Some(old)), 0).unwrap_err().found, "one of 12.2");
+        let mut found = with(Some(driver()));
         assert!(CudaUnavailable::check(&found, 0).unwrap_err().expected.contains("libnvrtc"));
         found.nvrtc = true;
         assert!(CudaUnavailable::check(&found, 0).unwrap_err().expected.contains("libcublasLt"));

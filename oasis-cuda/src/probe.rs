@@ -4,6 +4,13 @@ use crate::compile::Nvrtc;
 use cudarc::driver::{result as driver, sys};
 use serde::Serialize;
 
+/// Compute capability that kernels are written for: they use bulk copies, which older devices lack, and products of warp
+/// groups, which newer ones lack.
+pub(crate) const CAPABILITY: (i32, i32) = (9, 0);
+
+/// Oldest version of the driver, as it numbers them: CUDA 12.4 has green contexts.
+const LEAST_DRIVER: i32 = 12_040;
+
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CudaProbe {
@@ -22,6 +29,8 @@ pub struct CudaProbe {
 pub struct Driver {
     /// Newest CUDA version that it speaks, such as `13.0`; empty where it does not say.
     pub version: String,
+    /// Whether that is 12.4 or newer, which this crate needs.
+    pub is_new_enough: bool,
     /// Devices by ordinal.
     pub devices: Vec<CudaDevice>,
     /// Why the driver could not list its devices.
@@ -62,7 +71,8 @@ fn probe_driver() -> Driver {
         Ok(devices) => (devices, None),
         Err(error) => (Vec::new(), Some(describe(&error))),
     };
-    Driver { version: driver_version(), devices, problem }
+    let is_new_enough = driver_number().is_none_or(|version| version >= LEAST_DRIVER);
+    Driver { version: driver_version(), is_new_enough, devices, problem }
 }
 
 /// Newest CUDA version that the driver speaks; to be called only where there is one.

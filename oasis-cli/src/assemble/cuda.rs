@@ -15,6 +15,7 @@ use oasis_cuda::executor::{
     Bridge, CudaExecutor, CudaOptions, GatherOptions, HostOptions, HostParts, HostPolicies, Residency, SparseOptions,
     StepMode,
 };
+use oasis_cuda::kernels::Select;
 use oasis_cuda::layout::BLOCK_TOKENS;
 use oasis_cuda::model::DeviceModel;
 use oasis_models::draft::Eagle3Spec;
@@ -48,6 +49,11 @@ pub fn options(resolved: &Resolved, spec: &DecoderSpec, has_head: bool) -> CliRe
             "device.kind = \"cpu\" runs any",
         ));
     }
+    if !spec.vocab.is_multiple_of(8) {
+        let found = format!("a vocabulary of {}", spec.vocab);
+        let expected = "a vocabulary that is a multiple of 8, as products of a GPU take";
+        return Err(refuse("model.path", expected, found, "device.kind = \"cpu\" runs any"));
+    }
     let max_context = match config.device.max_context {
         0 => spec.max_positions,
         tokens if tokens > spec.max_positions => {
@@ -58,7 +64,21 @@ pub fn options(resolved: &Resolved, spec: &DecoderSpec, has_head: bool) -> CliRe
     };
     let residency = match config.kv.budget_blocks {
         Budget::All => Residency::Dense,
-        Budget::Blocks(blocks) => Residency::Sparse(Box::new(sparse(resolved, spec, blocks, has_head)?)),
+        Budget::Blocks(blocks) => {
+            let sparse = sparse(resolved, spec, blocks, has_head)?;
+            // A context of fewer blocks has so many slots.
+            let most = Select::MOST_SLOTS;
+            if blocks.min(max_context / BLOCK_TOKENS) > most && sparse.bridge().is_none() {
+                let expected = format!("at most {most} blocks, which a GPU chooses among at a time");
+                return Err(refuse(
+                    "kv.budget_blocks",
+                    &expected,
+                    blocks.to_string(),
+                    "lower it, or device.max_context",
+                ));
+            }
+            Residency::Sparse(Box::new(sparse))
+        }
     };
     Ok(CudaOptions {
         residency,
@@ -98,7 +118,8 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
             let usual = GatherOptions::default();
             let stages = depth.unwrap_or(usual.stages);
             if !(2..=16).contains(&stages) {
-                let error = ConfigError::new("transport.depth", "2 to 16 entries in flight, or 0", stages);
+                let error = ConfigError::new("transport.depth", "2 to 16 entries in flight, or 0", stages)
+                    .hint("0 takes the usual number");
                 return Err(resolved.locate(error).into());
             }
             let ctas = ctas.map_or(usual.ctas, |ctas| ctas as u32);
@@ -316,7 +337,8 @@ pub fn start_over(
         Weights::Random(spec, head) => (*spec, Some(*head)),
     };
     let head = head.filter(|_| drafts);
-    let plan = CudaExecutor::plan(&device, spec, head, &options)?;
+    // What does not fit is for the operator to change.
+    let plan = CudaExecutor::plan(&device, spec, head, &options).map_err(|error| CliError::Input(error.to_string()))?;
     tracing::info!("{plan}");
     check_host_memory(plan.host)?;
     let model = match weights {
@@ -340,3 +362,6 @@ pub fn start_model(resolved: &Resolved, model: &Model) -> CliResult<CudaExecutor
     let loaded = super::load_weights(&resolved.config, model)?;
     start(&resolved.config, &Weights::Loaded(&loaded), options)
 }
+
+#[cfg(test)]
+mod tests;

@@ -31,7 +31,10 @@ impl<S: KernelSpec> Kernel<S> {
         device.bind()?;
         // SAFETY: the image is a whole CUBIN, which the driver copies.
         let module = unsafe { result::module::load_data(cubin.image.as_ptr().cast()) }
-            .check(|| format!("loading {}", S::ENTRY))?;
+            .check(|| format!("loading {}", S::ENTRY))
+            .map_err(|error| {
+                error.hint("is libnvrtc newer than the driver? OASIS_NVRTC_DIR names the folder of another")
+            })?;
         let mut kernel = Self {
             device: device.clone(),
             _spec: PhantomData,

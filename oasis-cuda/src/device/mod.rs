@@ -22,6 +22,7 @@ pub use tensor_map::{HeadRows, TensorMap};
 
 use crate::compile::{Compiler, CubinCache, Nvrtc};
 use crate::kernels::KernelSpec;
+use crate::probe::CAPABILITY;
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::{CudaContext, result, sys};
 use error::Check;
@@ -49,7 +50,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Architecture to compile for. Kernels use bulk copies: compute capability 9.0 is the least.
+    /// Architecture to compile for.
     pub fn arch(&self) -> String {
         let (major, minor) = self.compute_capability;
         // The "a" lets in instructions that only this generation has.
@@ -71,7 +72,7 @@ impl Device {
     /// Opens the device with this ordinal.
     ///
     /// # Errors
-    /// [`DeviceError`] without a driver, without the device, or when the device is older than compute capability 9.0.
+    /// [`DeviceError`] without a driver, without the device, or when it is not of compute capability 9.0.
     pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
         // SAFETY: this only tries to load libcuda by its usual names.
         if !unsafe { sys::is_culib_present() } {
@@ -89,11 +90,11 @@ impl Device {
             memory: context.total_mem().check(|| "asking for the memory")? as u64,
             compute_capability: context.compute_capability().check(|| "asking for the compute capability")?,
         };
-        if facts.compute_capability < (9, 0) {
+        if facts.compute_capability != CAPABILITY {
             let (major, minor) = facts.compute_capability;
             return Err(DeviceError::new(
                 format!("opening {}", facts.name),
-                format!("expected compute capability 9.0 or newer, found {major}.{minor}"),
+                format!("expected compute capability 9.0, found {major}.{minor}"),
             )
             .hint("device.kind = \"cpu\" runs anywhere"));
         }

@@ -93,7 +93,9 @@ impl HostSide {
 
     /// Writes a layer's list of copies, with the sums since the start.
     pub fn write_list(&mut self, layer: usize, selected: &[Selected], copies: &[EntryCopy]) {
-        self.link.planned(LayerId::from(layer), selected.iter().map(|selected| selected.admissions.len()).sum());
+        // A first working set comes from the full KV on the device.
+        let crosses = selected.iter().filter(|selected| !selected.is_fill);
+        self.link.planned(LayerId::from(layer), crosses.map(|selected| selected.admissions.len()).sum());
         let total = &mut self.totals[layer];
         for selected in selected {
             let admissions = selected.admissions.len() as u64;

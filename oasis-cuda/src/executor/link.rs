@@ -5,6 +5,7 @@ use crate::kernels::{Address, LinkStamps};
 use oasis_core::ids::{LayerId, Step};
 use oasis_core::pipeline::LinkMeter;
 use oasis_core::policy::{LinkRate, Selector};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Times the transfers of each layer between two events; they are read when the layer's turn comes again.
@@ -17,13 +18,16 @@ pub(super) struct LinkTimer {
 struct Transfer {
     start: Event,
     end: Event,
-    /// Entries that are under way; 0 once the time was read.
+    /// Entries that are planned or under way; 0 once the time was read.
     entries: usize,
+    /// Whether the events have yet to be recorded for them.
+    is_ahead: Cell<bool>,
 }
 
 impl LinkTimer {
     pub fn new(device: &Device, layers: usize) -> Result<Self, DeviceError> {
-        let transfer = || Ok(Transfer { start: device.event()?, end: device.event()?, entries: 0 });
+        let transfer =
+            || Ok(Transfer { start: device.event()?, end: device.event()?, entries: 0, is_ahead: Cell::default() });
         Ok(Self { meter: LinkMeter::default(), transfers: (0..layers).map(|_| transfer()).collect::<Result<_, _>>()? })
     }
 
@@ -31,7 +35,7 @@ impl LinkTimer {
     pub fn selecting(&mut self, layer: LayerId, step: Step) -> Result<Option<LinkRate>, DeviceError> {
         self.meter.selecting(layer, step, Instant::now());
         let transfer = &mut self.transfers[layer.index()];
-        if transfer.entries > 0 && transfer.end.is_done()? {
+        if transfer.entries > 0 && !transfer.is_ahead.get() && transfer.end.is_done()? {
             let micros = transfer.start.micros_until(&transfer.end)?;
             self.meter.carried(transfer.entries, Duration::from_secs_f64(micros.max(0.0) / 1e6));
             transfer.entries = 0;
@@ -39,19 +43,24 @@ impl LinkTimer {
         Ok(self.meter.rate())
     }
 
-    /// The next transfer of a layer carries so many entries.
+    /// The next transfer of a layer brings so many entries over the link.
     pub fn planned(&mut self, layer: LayerId, entries: usize) {
-        self.transfers[layer.index()].entries = entries;
+        let transfer = &mut self.transfers[layer.index()];
+        transfer.entries = entries;
+        transfer.is_ahead.set(entries > 0);
     }
 
     /// A layer's transfer is about to be queued.
     pub fn begin(&self, layer: usize, stream: &Stream) -> Result<(), DeviceError> {
-        stream.record(&self.transfers[layer].start)
+        // A transfer that brings nothing says nothing of the link, and must not write over the times of one that did.
+        let transfer = &self.transfers[layer];
+        if transfer.is_ahead.get() { stream.record(&transfer.start) } else { Ok(()) }
     }
 
     /// It was queued.
     pub fn end(&self, layer: usize, stream: &Stream) -> Result<(), DeviceError> {
-        stream.record(&self.transfers[layer].end)
+        let transfer = &self.transfers[layer];
+        if transfer.is_ahead.replace(false) { stream.record(&transfer.end) } else { Ok(()) }
     }
 }
 

@@ -45,7 +45,7 @@ pub use synthetic::StepBytes;
 use crate::device::{Device, DeviceError, Graph, Priority};
 use crate::gemm::{GemmOptions, Gemms};
 use crate::kernels::{CopyList, LinearStream};
-use crate::layout::{BLOCK_TOKENS, entry_bytes};
+use crate::layout::entry_bytes;
 use crate::model::DeviceModel;
 use copy_engine::list_landing;
 use host::HostPool;
@@ -130,25 +130,21 @@ impl CudaExecutor {
         let plan = MemoryPlan::new(limit, spec, head, &options);
         if plan.requests == 0 {
             let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
-            let room = limit.saturating_sub(plan.fixed());
-            let per_token = plan.request.total() as f64 / options.max_context as f64;
-            let tokens = (room as f64 / per_token) as usize / BLOCK_TOKENS * BLOCK_TOKENS;
-            return Err(DeviceError::new(
-                "planning device memory",
-                format!(
-                    "expected room for at least one request: weights and scratch {:.2} GiB and a request of {} tokens {:.2} GiB, \
-                     found {:.2} GiB",
-                    gib(plan.fixed()),
-                    options.max_context,
-                    gib(plan.request.total()),
-                    gib(limit)
-                ),
-            )
-            .hint(if tokens > 0 {
-                format!("device.max_context = {tokens} would fit")
-            } else {
-                "a smaller model, or a card with more memory".to_owned()
-            }));
+            let problem = format!(
+                "expected room for at least one request: weights {:.2} GiB, scratch {:.2} GiB, full KV of a prefill {:.2} GiB \
+                 and a request of {} tokens {:.2} GiB, found {:.2} GiB",
+                gib(plan.weights),
+                gib(plan.scratch),
+                gib(plan.prefill),
+                options.max_context,
+                gib(plan.request.total()),
+                gib(limit)
+            );
+            let hint = match MemoryPlan::longest_context(limit, spec, head, &options) {
+                Some(tokens) => format!("device.max_context = {tokens} would fit"),
+                None => "a smaller model, or a card with more memory".to_owned(),
+            };
+            return Err(DeviceError::new("planning device memory", problem).hint(hint));
         }
         Ok(plan)
     }
@@ -259,7 +255,7 @@ impl CudaExecutor {
         let workspaces = [gemms.workspace()?, gemms.workspace()?];
         let beside_decode = (options.prefill_multiprocessors)
             .filter(|count| *count < device.facts.multiprocessors)
-            .map(|count| BesideDecode::new(device, count))
+            .map(|count| BesideDecode::new(device, &gemms, count))
             .transpose()?;
         let info = ExecutorInfo {
             device: described(device, &options),

@@ -10,7 +10,7 @@ use super::programs::{DraftPrograms, Programs, SparsePrograms};
 use super::store_link::StoreLink;
 use super::timeline::Mark;
 use crate::device::{Device, DeviceError, Event, PinnedBuffer, Priority, Stream};
-use crate::gemm::{GemmOptions, GemmShape, Gemms, Operands, Output, Workspace};
+use crate::gemm::{GemmShape, Gemms, Operands, Output, Workspace};
 use crate::kernels::{AddNormParams, Address};
 use crate::model::{DeviceAttention, DeviceHead, DeviceMatrix, DeviceModel, DeviceVector};
 use oasis_core::ids::RequestId;
@@ -67,11 +67,10 @@ pub(super) struct BesideDecode {
 }
 
 impl BesideDecode {
-    pub fn new(device: &Device, multiprocessors: u32) -> Result<Self, DeviceError> {
+    pub fn new(device: &Device, gemms: &Gemms, multiprocessors: u32) -> Result<Self, DeviceError> {
         let part = device.partition(multiprocessors)?;
         let stream = part.stream(Priority::Low)?;
-        let gemms = Gemms::open(device, GemmOptions { part: Some(part), ..GemmOptions::default() })?;
-        Ok(Self { stream, gemms, chosen: Cell::new(false) })
+        Ok(Self { stream, gemms: gemms.on(part)?, chosen: Cell::new(false) })
     }
 }
 
@@ -283,13 +282,15 @@ impl Parts {
         y: Address,
         bias: Address,
     ) -> Result<(), DeviceError> {
-        let plan = work.gemms.plan(&shape)?;
-        if let Some(later) = work.gemms_later {
-            later.plan(&shape)?;
+        // SAFETY: callers give activations with room for `shape.room` rows and weights of the shape, which nothing writes;
+        // each stream has its own workspace and activations.
+        unsafe {
+            let plan = work.gemms.plan_with(&shape, w)?;
+            if let Some(later) = work.gemms_later {
+                later.plan_with(&shape, w)?;
+            }
+            work.gemms.run(&plan, work.stream, work.workspace, &Operands { x, w, y, bias })
         }
-        // SAFETY: callers give activations with room for `shape.room` rows and weights of the shape; each stream has its
-        // own workspace and activations.
-        unsafe { work.gemms.run(&plan, work.stream, work.workspace, &Operands { x, w, y, bias }) }
     }
 
     /// Norms of the embedding and of the residual, side by side in rows of `2 * hidden`: what the head's attention takes.

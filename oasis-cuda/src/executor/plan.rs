@@ -2,6 +2,7 @@
 
 use super::mixture::ExpertShape;
 use super::options::{CudaOptions, Residency};
+use crate::gemm::Gemms;
 use crate::layout::{BLOCK_TOKENS, entry_bytes, tile_bytes};
 use crate::model::{dense_width, weight_bytes};
 use oasis_core::geometry::{KvDtype, KvGeometry};
@@ -117,8 +118,22 @@ pub(super) fn geometry(spec: &DecoderSpec) -> KvGeometry {
     }
 }
 
-/// Products, partial sums, graphs and what the driver keeps to itself.
-const OVERHEAD: u64 = 1 << 30;
+/// Bytes that choosing algorithms for products takes for a while.
+fn planning_bytes(spec: &DecoderSpec, head: Option<&Eagle3Spec>, chunk: usize, rows: usize) -> usize {
+    let qkv = |q_heads: usize, kv_heads: usize, head_dim: usize| (q_heads + 2 * kv_heads) * head_dim;
+    let inner = dense_width(spec);
+    let heads = head.map(|head| {
+        let qkv = qkv(head.q_heads, head.kv_heads, head.head_dim);
+        (head.intermediate.max(2 * head.hidden), qkv.max(2 * head.intermediate))
+    });
+    let (x, y) = heads.unwrap_or_default();
+    let x = x.max(spec.hidden).max(spec.q_heads * spec.head_dim).max(inner);
+    let y = y.max(spec.hidden).max(qkv(spec.q_heads, spec.kv_heads, spec.head_dim)).max(2 * inner);
+    Gemms::planning_bytes(chunk * x * 2, (chunk * y * 2).max(rows * spec.vocab * 4))
+}
+
+/// Workspaces, partial sums, graphs and what the driver keeps to itself.
+const OVERHEAD: u64 = 512 << 20;
 
 impl MemoryPlan {
     /// Divides `limit` bytes.
@@ -164,7 +179,8 @@ impl MemoryPlan {
         let head_input = head.map_or(0, |head| (extent.draft_tokens(tokens) + chunk) * head.hidden * 2);
         let part = (2 * spec.hidden + 3 * inner.max(head.map_or(0, |h| h.hidden * 2))) * 2;
         let experts = experts.map_or(0, |experts| experts.bytes(chunk));
-        let scratch = ((tokens + chunk) * whole + head_input + chunk * part + experts) as u64 + OVERHEAD;
+        let planning = planning_bytes(spec, head, chunk, options.max_batch);
+        let scratch = ((tokens + chunk) * whole + head_input + chunk * part + experts + planning) as u64 + OVERHEAD;
         let weights = weight_bytes(spec, head) + (tokens * spec.head_dim * 8) as u64;
         let layer = match options.residency {
             Residency::Dense => 0,
@@ -175,7 +191,7 @@ impl MemoryPlan {
         let requests = |layers| room(layers).min(options.max_batch as u64) as usize;
         // As many as cost no request that was asked for.
         let most = options.prefill_layers.map_or(spec.layers, |_| few);
-        let costs_none = |layers: &usize| requests(*layers) == requests(few);
+        let costs_none = |layers: &usize| requests(few) > 0 && requests(*layers) == requests(few);
         let prefill_layers = (few..=most).rev().find(costs_none).unwrap_or(few);
         let requests = requests(prefill_layers);
         let host = match &options.residency {
@@ -200,6 +216,25 @@ impl MemoryPlan {
             prefill_layers,
             host,
         }
+    }
+
+    /// The longest context of at most `options.max_context` tokens, in whole blocks, of which one request fits.
+    pub fn longest_context(
+        limit: u64,
+        spec: &DecoderSpec,
+        head: Option<&Eagle3Spec>,
+        options: &CudaOptions,
+    ) -> Option<usize> {
+        let fits = |blocks: &usize| {
+            let options = CudaOptions { max_context: blocks * BLOCK_TOKENS, ..options.clone() };
+            Self::new(limit, spec, head, &options).requests > 0
+        };
+        let (mut fit, mut beyond) = (0, options.max_context / BLOCK_TOKENS + 1);
+        while beyond - fit > 1 {
+            let middle = fit.midpoint(beyond);
+            *(if fits(&middle) { &mut fit } else { &mut beyond }) = middle;
+        }
+        (fit > 0).then_some(fit * BLOCK_TOKENS)
     }
 
     /// Bytes in use with all requests running.
@@ -290,6 +325,23 @@ mod tests {
         }
         assert!(kept.contains(&4) || kept.contains(&5), "{kept:?}");
         assert!(kept.contains(&spec.layers) && kept.iter().any(|layers| (8..spec.layers).contains(layers)), "{kept:?}");
+    }
+
+    #[test]
+    fn the_longest_context_fits_and_the_next_does_not() {
+        let (spec, head) = shapes::named("qwen3-8b").expect("the shape is known");
+        let options = |max_context| CudaOptions { max_context, ..options(None) };
+        let requests = |limit, tokens| MemoryPlan::new(limit, &spec, Some(&head), &options(tokens)).requests;
+        for limit in [(79 << 28), 20 << 30, (81 << 28), 22 << 30] {
+            let longest = MemoryPlan::longest_context(limit, &spec, Some(&head), &options(40_960));
+            let tokens = longest.expect("a short one fits");
+            assert!(tokens >= 1024 && tokens.is_multiple_of(BLOCK_TOKENS) && requests(limit, tokens) > 0);
+            assert!(tokens == 40_960 || requests(limit, tokens + BLOCK_TOKENS) == 0, "{limit}: {tokens}");
+        }
+        assert_eq!(MemoryPlan::longest_context(80 << 30, &spec, Some(&head), &options(40_960)), Some(40_960));
+        assert_eq!(MemoryPlan::longest_context(15 << 30, &spec, Some(&head), &options(40_960)), None);
+        // What does not fit at all says so of few layers, not of all.
+        assert_eq!(MemoryPlan::new(15 << 30, &spec, Some(&head), &options(40_960)).prefill_layers, 4);
     }
 
     #[test]

@@ -91,10 +91,10 @@ impl CudaExecutor {
     }
 
     pub(super) fn begin_prompt(&mut self, id: RequestId, prompt: Prompt, tokens: &[i32]) -> Result<(), DeviceError> {
-        // A request that has not decoded yet loses its full KV on the device: it is fetched back later.
         if let Some(link) = &self.parts.store_link {
             link.borrow_mut().begin_prompt();
         }
+        // Another that has not decoded yet loses its full KV on the device: it is fetched back later.
         self.staged = Some(id);
         let shared = &mut self.parts.memory.shared;
         shared.prompt()[..tokens.len()].copy_from_slice(tokens);

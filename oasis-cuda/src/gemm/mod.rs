@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use streams::{StreamedPlan, Streams};
-use tune::Scratch;
+use tune::{Scratch, Weights};
 
 /// Type of a product's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -96,7 +96,10 @@ impl GemmShape {
         }
         if self.room < self.rows || self.x_stride < self.inner || self.w_stride < self.inner || self.y_stride < self.out
         {
-            return wrong("room >= rows, x_stride >= inner and y_stride >= out", "GemmShape::dense sets all three");
+            return wrong(
+                "room >= rows, strides of x and w >= inner, y_stride >= out",
+                "GemmShape::dense sets all four",
+            );
         }
         if [self.out, self.inner, self.x_stride, self.w_stride, self.y_stride].iter().any(|elements| elements % 8 != 0)
         {
@@ -156,11 +159,13 @@ pub struct GemmOptions {
 impl Default for GemmOptions {
     fn default() -> Self {
         let cache = user_cache().map(|folder| folder.join("gemm"));
-        Self { workspace_bytes: 32 << 20, part: None, candidates: 32, stream_rows: 16, cache }
+        Self { workspace_bytes: Self::WORKSPACE, part: None, candidates: 32, stream_rows: 16, cache }
     }
 }
 
 impl GemmOptions {
+    const WORKSPACE: usize = 32 << 20;
+
     fn multiprocessors(&self) -> Option<u32> {
         self.part.as_ref().map(|part| part.multiprocessors())
     }
@@ -240,7 +245,8 @@ pub struct Gemms {
     streams: Streams,
     options: GemmOptions,
     plans: Mutex<HashMap<GemmShape, Arc<GemmPlan>>>,
-    scratch: Mutex<Option<Scratch>>,
+    /// Shared by those who plan for parts of the device.
+    scratch: Arc<Mutex<Option<Scratch>>>,
 }
 
 impl Gemms {
@@ -256,8 +262,17 @@ impl Gemms {
             streams: Streams::new(device),
             options,
             plans: Mutex::default(),
-            scratch: Mutex::default(),
+            scratch: Arc::default(),
         })
+    }
+
+    /// Plans and runs products on a part of the device. Timings take turns with those of `self` on the same memory.
+    ///
+    /// # Errors
+    /// As [`Gemms::open`].
+    pub fn on(&self, part: Arc<Partition>) -> Result<Self, DeviceError> {
+        let options = GemmOptions { part: Some(part), ..self.options.clone() };
+        Ok(Self { scratch: self.scratch.clone(), ..Self::open(&self.device, options)? })
     }
 
     /// Version of cuBLASLt, such as 130002.
@@ -279,6 +294,28 @@ impl Gemms {
     /// # Errors
     /// [`DeviceError`] for an impossible shape, without enough memory, or where no algorithm works.
     pub fn plan(&self, shape: &GemmShape) -> Result<Arc<GemmPlan>, DeviceError> {
+        self.plan_by(shape, Weights(Address::NONE))
+    }
+
+    /// The same where there are weights of the shape already: timings read those that are more than 256 MiB, so that no
+    /// memory is needed for others like them.
+    ///
+    /// # Safety
+    /// `weights` are bf16 `[out][w_stride]`, aligned to [`GemmShape::ALIGNMENT`], and nothing writes them meanwhile.
+    ///
+    /// # Errors
+    /// As [`Gemms::plan`].
+    pub unsafe fn plan_with(&self, shape: &GemmShape, weights: Address) -> Result<Arc<GemmPlan>, DeviceError> {
+        self.plan_by(shape, Weights(weights))
+    }
+
+    /// Bytes that plans need for a while, of products whose rows have at most `x` bytes and outputs `y`, where the weights
+    /// are there already.
+    pub fn planning_bytes(x: usize, y: usize) -> usize {
+        tune::scratch_bytes(x, y, GemmOptions::WORKSPACE)
+    }
+
+    fn plan_by(&self, shape: &GemmShape, weights: Weights) -> Result<Arc<GemmPlan>, DeviceError> {
         // Held to the end: two threads that plan at once would disturb each other's timings.
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(plan) = plans.get(shape) {
@@ -292,7 +329,7 @@ impl Gemms {
             Some(plan) => plan,
             None => {
                 let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-                let choice = tune::choose(self, shape, &mut scratch)?;
+                let choice = tune::choose(self, shape, weights, &mut scratch)?;
                 if let Some(folder) = &self.options.cache {
                     // A cache that cannot be written costs time, not the run.
                     let _ = cache::put(folder, &key, &choice);

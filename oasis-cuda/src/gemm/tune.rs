@@ -23,38 +23,44 @@ pub(super) struct Scratch {
     random: DeviceBuffer<u16>,
     y: DeviceBuffer<u8>,
     workspace: DeviceBuffer<u8>,
-    stream: Stream,
-    /// What comes before a product of few rows, as in a step: some ways to run it begin meanwhile.
-    norm: Option<(Kernel<AddNorm>, DeviceBuffer<u16>)>,
 }
 
-/// Elements of a row of that norm.
-const NORMED: usize = 4096;
+/// Bytes of [`Scratch`] for products of at most so many bytes of rows and of outputs, whatever their weights.
+pub(super) fn scratch_bytes(x: usize, y: usize, workspace: usize) -> usize {
+    POOL.max(x) + y + workspace
+}
+
+/// What comes before a product of few rows, as in a step: some ways to run it begin meanwhile.
+struct Norm {
+    kernel: Kernel<AddNorm>,
+    rows: DeviceBuffer<u16>,
+}
+
+impl Norm {
+    /// Elements of a row.
+    const WIDTH: usize = 4096;
+
+    fn new(gemms: &Gemms) -> Result<Self, DeviceError> {
+        let rows = gemms.device.zeros(LinearStream::MOST_ROWS * Self::WIDTH)?;
+        Ok(Self { kernel: gemms.streams.load(&AddNorm { hidden: Self::WIDTH })?, rows })
+    }
+}
 
 impl Scratch {
     /// Scratch memory for `shape`, out of `old` where that is large enough.
-    fn of(old: Option<Self>, gemms: &Gemms, shape: &GemmShape) -> Result<Self, DeviceError> {
-        let Gemms { device, options, streams, .. } = gemms;
-        let (random, y) = (POOL.max(shape.w_bytes()).max(shape.x_bytes()), shape.y_bytes());
+    fn of(old: Option<Self>, gemms: &Gemms, shape: &GemmShape, weights: Weights) -> Result<Self, DeviceError> {
+        let Gemms { device, options, .. } = gemms;
+        let own = if weights.of(shape).is_some() { 0 } else { shape.w_bytes() };
+        let (random, y, workspace) = (POOL.max(own).max(shape.x_bytes()), shape.y_bytes(), options.workspace_bytes);
+        let is_enough =
+            |old: &Self| old.random.bytes() >= random && old.y.bytes() >= y && old.workspace.bytes() >= workspace;
         match old {
-            Some(old) if old.random.bytes() >= random && old.y.bytes() >= y => Ok(old),
+            Some(old) if is_enough(&old) => Ok(old),
             old => {
                 // Freed first: there may be no room for both.
                 drop(old);
-                let norm = || -> Result<_, DeviceError> {
-                    let rows = device.zeros(LinearStream::MOST_ROWS * NORMED)?;
-                    Ok((streams.load(&AddNorm { hidden: NORMED })?, rows))
-                };
-                Ok(Self {
-                    norm: if options.stream_rows() > 0 { Some(norm()?) } else { None },
-                    random: noise(device, random)?,
-                    y: device.zeros(y)?,
-                    workspace: device.zeros(options.workspace_bytes)?,
-                    stream: match &options.part {
-                        None => device.stream(Priority::Middle)?,
-                        Some(part) => part.stream(Priority::Middle)?,
-                    },
-                })
+                let (random, y) = (noise(device, random)?, device.zeros(y)?);
+                Ok(Self { random, y, workspace: device.zeros(workspace)? })
             }
         }
     }
@@ -78,17 +84,42 @@ enum Way {
 struct Tuning<'a> {
     gemms: &'a Gemms,
     shape: &'a GemmShape,
+    /// Weights to read in place of `scratch`.
+    weights: Option<Address>,
     scratch: &'a Scratch,
+    stream: Stream,
+    norm: Option<Norm>,
     /// The product at each number of rows that is tried.
     problems: Vec<(usize, Problem)>,
     /// Products of one timing.
     launches: usize,
 }
 
+/// Weights that timings may read in place of scratch memory.
+#[derive(Clone, Copy)]
+pub(super) struct Weights(pub Address);
+
+impl Weights {
+    /// Those of `shape`, where they are so many that no L2 holds any from one run to the next.
+    fn of(self, shape: &GemmShape) -> Option<Address> {
+        Some(self.0).filter(|weights| *weights != Address::NONE && shape.w_bytes() > POOL)
+    }
+}
+
 /// Chooses the fastest algorithm for `shape`; `scratch` is kept for the next one.
-pub(super) fn choose(gemms: &Gemms, shape: &GemmShape, scratch: &mut Option<Scratch>) -> Result<Choice, DeviceError> {
-    let suitable = Scratch::of(scratch.take(), gemms, shape)?;
+pub(super) fn choose(
+    gemms: &Gemms,
+    shape: &GemmShape,
+    weights: Weights,
+    scratch: &mut Option<Scratch>,
+) -> Result<Choice, DeviceError> {
+    let suitable = Scratch::of(scratch.take(), gemms, shape, weights)?;
     let scratch = &*scratch.insert(suitable);
+    let stream = match &gemms.options.part {
+        None => gemms.device.stream(Priority::Middle)?,
+        Some(part) => part.stream(Priority::Middle)?,
+    };
+    let norm = if shape.rows <= gemms.options.stream_rows() { Some(Norm::new(gemms)?) } else { None };
     let problems = shape
         .paddings()
         .into_iter()
@@ -103,7 +134,7 @@ pub(super) fn choose(gemms: &Gemms, shape: &GemmShape, scratch: &mut Option<Scra
     // About 300 microseconds, and more weights than the L2 holds.
     let cold = COLD.div_ceil(shape.w_bytes());
     let launches = cold.max((300.0 / shape.floor_micros()) as usize).clamp(1, 256);
-    Tuning { gemms, shape, scratch, problems, launches }.choose()
+    Tuning { gemms, shape, weights: weights.of(shape), scratch, stream, norm, problems, launches }.choose()
 }
 
 impl Tuning<'_> {
@@ -161,7 +192,7 @@ impl Tuning<'_> {
     /// Least time of one product in microseconds, over `replays` runs of a graph of products. Where our own kernels are
     /// tried, that of the norm before it is counted in.
     fn time(&self, device: &Device, candidate: &Candidate, replays: usize) -> Result<f64, DeviceError> {
-        let stream = &self.scratch.stream;
+        let stream = &self.stream;
         let graph = stream.capture(|| {
             (0..self.launches).try_for_each(|launch| {
                 self.launch_norm()?;
@@ -185,21 +216,18 @@ impl Tuning<'_> {
     }
 
     fn launch_norm(&self) -> Result<(), DeviceError> {
-        let Scratch { norm: Some((kernel, rows)), stream, random, .. } = self.scratch else { return Ok(()) };
-        if self.shape.rows > self.gemms.options.stream_rows() {
-            return Ok(());
-        }
+        let Some(Norm { kernel, rows }) = &self.norm else { return Ok(()) };
         let params = AddNormParams {
             residual: rows.address(),
             x: Address::NONE,
-            weight: random.address(),
+            weight: self.scratch.random.address(),
             out: rows.address(),
-            hidden: NORMED as i32,
-            out_stride: NORMED as i32,
+            hidden: Norm::WIDTH as i32,
+            out_stride: Norm::WIDTH as i32,
             eps: 1e-6,
         };
         // SAFETY: there is room for so many rows, which nothing else uses.
-        unsafe { kernel.launch(stream, (self.shape.rows as u32, 1), &params) }
+        unsafe { kernel.launch(&self.stream, (self.shape.rows as u32, 1), &params) }
     }
 
     fn launch(&self, candidate: &Candidate, launch: usize) -> Result<(), DeviceError> {
@@ -208,19 +236,19 @@ impl Tuning<'_> {
         let copies = (scratch.random.bytes() / stride).max(1);
         let operands = Operands {
             x: scratch.random.address(),
-            w: scratch.random.address().offset(launch % copies * stride),
+            w: self.weights.unwrap_or_else(|| scratch.random.address().offset(launch % copies * stride)),
             y: scratch.y.address(),
             bias: Address::NONE,
         };
         match &candidate.way {
             Way::Streamed(plan) => {
                 let operands = Operands { bias: scratch.random.address(), ..operands };
-                // SAFETY: the scratch memory is as large as the shape asks for, and nothing else uses it.
-                unsafe { plan.run(&self.gemms.device, &scratch.stream, self.shape, &operands) }
+                // SAFETY: the scratch memory is as large as the shape asks for, and nothing else uses it; weights are read.
+                unsafe { plan.run(&self.gemms.device, &self.stream, self.shape, &operands) }
             }
             Way::Library { problem, algorithm } => {
                 let workspace = (scratch.workspace.address(), scratch.workspace.bytes());
-                let (stream, accumulate) = (scratch.stream.handle().cast(), self.shape.accumulate);
+                let (stream, accumulate) = (self.stream.handle().cast(), self.shape.accumulate);
                 let (_, problem) = &self.problems[*problem];
                 // SAFETY: as above.
                 let status = unsafe {
@@ -241,7 +269,7 @@ impl Tuning<'_> {
                 .map_err(|error| DeviceError::new("clearing scratch memory", error))?;
             device.synchronize()?;
             self.launch(candidate, 0)?;
-            scratch.stream.synchronize()?;
+            self.stream.synchronize()?;
             let mut bytes = vec![0_u8; 2 * window];
             let (first, last) = bytes.split_at_mut(window);
             for (part, offset) in [(first, 0), (last, all - window)] {

@@ -22,6 +22,11 @@ pub struct Select {
 }
 
 impl Select {
+    /// Most slots of a KV head that a multiprocessor's shared memory has room to choose for.
+    pub const MOST_SLOTS: usize = 5_000;
+    /// Victims and misses with their keys, then the slot and the block of every rank.
+    const SLOT_BYTES: usize = 2 * 16 + 2 * 4;
+
     /// The shape for contexts of up to `blocks` blocks and a constant cap; `None` above 16,384 blocks (262,144 tokens).
     pub fn for_blocks(head_dim: usize, slots: usize, blocks: usize, selector: DeviceCode) -> Option<Self> {
         // Few threads with many scores each leave room for other CTAs of an SM.
@@ -104,7 +109,6 @@ impl KernelSpec for Select {
     }
 
     fn shared_bytes(&self) -> usize {
-        // Victims and misses with their keys, then the slot and the block of every rank.
-        self.slots * (2 * 16 + 2 * 4)
+        self.slots * Self::SLOT_BYTES
     }
 }

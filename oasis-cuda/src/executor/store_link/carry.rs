@@ -205,7 +205,7 @@ impl Parts {
         let Some(link) = &self.store_link else { return Ok(()) };
         let count = {
             let link = &mut *link.borrow_mut();
-            // SAFETY: the landing begins with room for a header.
+            // SAFETY: both sides begin with a header.
             unsafe { stream.copy(link.headers.address(), sparse.list(layer), HEADER)? };
             stream.synchronize()?;
             let header = bytemuck::pod_read_unaligned::<CopyList>(&link.headers.as_slice()[..HEADER]);
