@@ -28,7 +28,7 @@ impl CudaExecutor {
     /// Queues a step of the rows whose inputs are set and waits for it.
     pub(super) fn run_batch(&mut self, rows: usize) -> Result<(), DeviceError> {
         let bucket = self.bucket(rows);
-        let _range = Range::begin(|| format!("decode step, {bucket} rows"));
+        let _range = Range::begin(format_args!("decode step, {bucket} rows"));
         if let Some(side) = &self.parts.host_side {
             let inputs = self.parts.memory.shared.inputs().iter().enumerate();
             let positions = inputs.filter_map(|(row, input)| Some((row, usize::try_from(input.position).ok()?)));

@@ -11,7 +11,7 @@ use oasis_core::ids::RequestId;
 impl CudaExecutor {
     /// Runs a request's first decode step, which sees its full KV, and waits for it.
     pub(super) fn run_first(&mut self, id: RequestId, input: StepInput) -> Result<(), DeviceError> {
-        let _range = Range::begin(|| format!("first step of request {id}"));
+        let _range = Range::begin(format_args!("first step of request {id}"));
         let staged = self.staged == Some(id);
         if !staged {
             // What is fetched takes the place of another request's full KV, or of what a prefill is writing.

@@ -85,7 +85,7 @@ impl Parts {
 
     /// Queues one layer; after the last one the draft head's cache and the first token too.
     pub fn queue_prompt_layer(&self, prompt: Prompt, index: usize) -> Result<(), DeviceError> {
-        let _range = Range::begin(|| format!("prefill layer {index}"));
+        let _range = Range::begin(format_args!("prefill layer {index}"));
         let (work, memory, spec) = (self.prefill(), &self.memory.prefill, &self.model.spec);
         let layer = &self.model.layers[index];
         self.collect_taps(prompt, index)?;

@@ -121,7 +121,7 @@ pub fn run(args: &PrefillArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliR
 
 /// Floating-point operations of a prompt: two a weight and token, and causal attention. Of the last layer, keys and values
 /// of all tokens, and what follows of the last one alone. A draft head's are not counted.
-fn products(spec: &DecoderSpec, tokens: usize) -> f64 {
+pub(super) fn products(spec: &DecoderSpec, tokens: usize) -> f64 {
     let (tokens, hidden) = (tokens as f64, spec.hidden as f64);
     let (q, kv) = ((spec.q_heads * spec.head_dim) as f64, (2 * spec.kv_heads * spec.head_dim) as f64);
     let mlp = |layer: usize| match &spec.moe {

@@ -1,5 +1,6 @@
 //! A closed loop in its steady state: a number of requests at a time, each read, decoded and followed by the next.
 
+use super::prefill::products;
 use super::{Bench, Conditions, Subject, expect_admitted, sequence};
 use crate::args::GlobalArgs;
 use crate::error::{CliError, CliResult};
@@ -9,6 +10,8 @@ use clap::Args;
 use oasis_core::executor::{Admission, DecodeRow, Executor, PrefillProgress};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_cuda::executor::{CudaExecutor, MemoryPlan};
+use oasis_cuda::measure::Ceilings;
+use oasis_cuda::measure::kernels::TENSOR_FLOPS;
 use serde::Serialize;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -55,6 +58,28 @@ struct Point {
     per_token_ms: f64,
     /// Mean milliseconds from the admission to the first token.
     first_token_ms: f64,
+    floor: Floor,
+    /// `output_tokens_per_second` of those that the floor allows.
+    of_floor: f64,
+}
+
+/// Least milliseconds that a request keeps each part of the machine busy. Where all of it overlaps the largest is what
+/// counts.
+#[derive(Debug, Default, Serialize)]
+struct Floor {
+    /// The arithmetic of its prompt, at the speed of the tensor cores.
+    prompt_ms: f64,
+    /// Its share of what the steps of its answer read, at the measured speed of device memory.
+    memory_ms: f64,
+    /// Its bytes over the link, at the measured speed of the copy engine.
+    link_ms: f64,
+}
+
+impl Floor {
+    /// Output tokens a second of answers of `output` tokens.
+    fn tokens_per_second(&self, output: usize) -> f64 {
+        output as f64 / self.prompt_ms.max(self.memory_ms).max(self.link_ms) * 1e3
+    }
 }
 
 impl Point {
@@ -71,6 +96,7 @@ struct Report {
     conditions: Conditions,
     mode: &'static str,
     cap: usize,
+    ceilings: Ceilings,
     input: usize,
     output: usize,
     plan: MemoryPlan,
@@ -90,20 +116,25 @@ pub fn run(args: &ServeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRes
         ));
     }
     let bench = args.subject.open(global, most, args.input + args.output)?;
+    let ceilings = Ceilings::measure(&bench.device()?)?;
     let mut executor = bench.start(bench.options(args.dense)?)?;
     executor.fill_with_noise(7)?;
     warm_up(args, &bench, &mut executor)?;
     let mut points = Vec::new();
     for concurrency in &args.concurrency {
         let mut run = Loop::new(args, &mut executor, *concurrency);
-        points.push(run.measure()?);
+        let mut point = run.measure(&ceilings)?;
         run.end();
+        point.floor.prompt_ms = products(&bench.spec, args.input) / TENSOR_FLOPS * 1e3;
+        point.of_floor = point.output_tokens_per_second / point.floor.tokens_per_second(args.output);
+        points.push(point);
     }
     let report = Report {
         device: executor.info().device.clone(),
         conditions: bench.conditions(),
         mode: if args.dense { "dense" } else { "sparse" },
         cap: executor.info().cap,
+        ceilings,
         input: args.input,
         output: args.output,
         plan: executor.memory_plan().clone(),
@@ -120,7 +151,8 @@ pub fn run(args: &ServeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRes
         "{}, {} tokens in, {} out, cap {}; prefill included",
         report.mode, report.input, report.output, report.cap
     )?;
-    let header = ["concurrency", "running", "tokens/s", "per token", "first token", "finished", "prefills"];
+    let header =
+        ["concurrency", "running", "tokens/s", "per token", "first token", "finished", "prefills", "floor", "of it"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     for p in &report.points {
         rows.push(vec![
@@ -131,9 +163,18 @@ pub fn run(args: &ServeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRes
             format!("{:.0} ms", p.first_token_ms),
             p.finished.to_string(),
             p.prefills.to_string(),
+            format!("{:.0}", p.floor.tokens_per_second(args.output)),
+            format!("{:.2}", p.of_floor),
         ]);
     }
     writeln!(out, "{}", columns(&rows).join("\n"))?;
+    writeln!(
+        out,
+        "floor: tokens/s where a prompt's arithmetic, what steps read and the link overlap wholly; memory read {:.2} TB/s, \
+         link {:.1} GB/s",
+        ceilings.memory_read / 1e12,
+        ceilings.host_to_device / 1e9
+    )?;
     for point in report.points.iter().filter(|point| !point.is_balanced()) {
         let Point { concurrency, finished, prefills, sustained_tokens_per_second: sustained, .. } = point;
         writeln!(
@@ -197,13 +238,14 @@ impl<'a> Loop<'a> {
         Ok(())
     }
 
-    fn measure(&mut self) -> CliResult<Point> {
+    fn measure(&mut self, ceilings: &Ceilings) -> CliResult<Point> {
         self.fill()?;
         let mut point = Point { concurrency: self.concurrency, ..Point::default() };
         // Graphs of the batch sizes to come are captured now.
         for _ in 0..8 {
             self.decode(0, &mut Point::default(), &mut Duration::default())?;
         }
+        let (bytes, rows, before) = (self.executor.step_bytes(), self.running.len(), self.executor.stats());
         let (mut between, mut first) = (Duration::ZERO, Duration::ZERO);
         let start = Instant::now();
         while start.elapsed().as_secs() < self.args.seconds {
@@ -221,6 +263,11 @@ impl<'a> Loop<'a> {
         point.output_tokens_per_second = point.output_tokens as f64 / seconds;
         point.sustained_tokens_per_second = (point.prefills * self.args.output as u64) as f64 / seconds;
         point.per_token_ms = between.as_secs_f64() * 1e3 / decoded.max(1) as f64;
+        let steps = self.args.output as f64 / rows.max(1) as f64;
+        let link_bytes = (self.executor.stats().link_bytes - before.link_bytes) as f64;
+        point.floor.memory_ms = steps * bytes.total() as f64 / ceilings.memory_read * 1e3;
+        point.floor.link_ms =
+            link_bytes / point.output_tokens.max(1) as f64 * self.args.output as f64 / ceilings.host_to_device * 1e3;
         point.first_token_ms = first.as_secs_f64() * 1e3 / point.prefills.max(1) as f64;
         Ok(point)
     }
