@@ -16,6 +16,8 @@ pub mod layout;
 pub mod measure;
 pub mod model;
 mod probe;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 
 pub use error::CudaUnavailable;
 pub use probe::{CudaDevice, CudaProbe, Driver, probe};

@@ -5,28 +5,22 @@ use oasis_example_policy as _;
 use oasis_tests as _;
 
 use oasis_core::policy::{DeviceCode, SelectorSpec};
-use oasis_cuda::compile::{Compiler, Nvrtc};
-use oasis_cuda::kernels::{KernelSpec, Select};
-use std::io::Write;
+use oasis_cuda::testkit::selector_compiles;
 
 /// The code that `oasis new-policy selector` writes.
 const SCAFFOLD: &str = include_str!("../../oasis-cli/assets/new-policy/order.cuh.txt");
 
 #[test]
 fn selectors_of_plugins_and_of_the_scaffold_compile() {
-    let nvrtc = match Nvrtc::open() {
-        Ok(nvrtc) => nvrtc,
-        Err(error) => {
-            assert!(std::env::var_os("CI").is_none(), "CI must compile the kernels: {error}");
-            let _ = writeln!(std::io::stderr(), "SKIPPED: no kernel is compiled. {error}");
-            return;
-        }
-    };
-    let compiler = Compiler::new(nvrtc, "sm_90a", None);
-    let example = oasis_example_policy::UpperHalf {}.build().unwrap().device_code().unwrap();
-    for code in [example, DeviceCode::new("order.cuh", SCAFFOLD)] {
-        let unit = Select::for_blocks(64, 128, 1024, code).unwrap().unit();
-        let cubin = compiler.compile(&unit).unwrap_or_else(|error| panic!("{}: {error}", code.name));
-        assert!(!cubin.reports.is_empty() && cubin.reports.iter().all(|report| !report.spills()), "{}", code.name);
+    selector_compiles(oasis_example_policy::UpperHalf {}.build().unwrap().device_code().unwrap());
+    selector_compiles(DeviceCode::new("order.cuh", SCAFFOLD));
+}
+
+#[test]
+#[should_panic(expected = "broken.cuh")]
+fn a_selector_that_does_not_compile_is_named() {
+    if std::env::var_os("CI").is_none() && oasis_cuda::testkit::compiler().is_none() {
+        panic!("broken.cuh was not compiled: there is no compiler, as was said");
     }
+    selector_compiles(DeviceCode::new("broken.cuh", "struct Policy { nonsense };"));
 }

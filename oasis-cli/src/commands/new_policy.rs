@@ -75,6 +75,14 @@ impl Template {
             }
         }
     }
+
+    /// The same for tests; `cuda` says where `oasis-cuda` comes from.
+    fn test_dependencies(self, cuda: &str) -> String {
+        match self {
+            Self::Selector => format!("oasis-cuda = {{ {cuda}, features = [\"testkit\"] }}\n"),
+            Self::Summarizer | Self::Predictor | Self::Transport | Self::Store => String::new(),
+        }
+    }
 }
 
 /// Writes the crate.
@@ -103,6 +111,7 @@ pub fn run(args: &NewPolicyArgs, out: &mut dyn Write) -> CliResult {
         ("{{core}}", dependency("oasis-core")?),
         ("{{cli}}", dependency("oasis-cli")?),
         ("{{dependencies}}", args.role.dependencies().to_owned()),
+        ("{{test-dependencies}}", args.role.test_dependencies(&dependency("oasis-cuda")?)),
     ];
     for (path, text) in args.role.files() {
         let text = replacements.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));

@@ -1,25 +1,8 @@
 use super::*;
 use crate::kernels::{self, KernelSpec};
+use crate::testkit::compiler;
 use oasis_core::policy::DeviceCode;
-use std::io::Write;
 use std::path::PathBuf;
-
-/// The compiler, or `None` where there is none, said aloud; under CI its absence is a failure.
-fn nvrtc() -> Option<Nvrtc> {
-    match Nvrtc::open() {
-        Ok(nvrtc) => Some(nvrtc),
-        Err(error) => {
-            assert!(std::env::var_os("CI").is_none(), "CI must compile the kernels: {error}");
-            // Not the macro, whose output a passing test hides.
-            let _ = writeln!(std::io::stderr(), "SKIPPED: no kernel is compiled. {error}");
-            None
-        }
-    }
-}
-
-fn compiler() -> Option<Compiler> {
-    nvrtc().map(|nvrtc| Compiler::new(nvrtc, "sm_90a", None))
-}
 
 #[test]
 fn every_kernel_compiles_without_spills_or_serialized_products() {
@@ -70,9 +53,9 @@ struct Summarizer {
 
 #[test]
 fn the_cache_keeps_what_was_compiled_and_tells_sources_apart() {
-    let Some(nvrtc) = nvrtc() else { return };
+    let Some(compiler) = compiler() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let compiler = Compiler::new(nvrtc, "sm_90a", Some(CubinCache::new(folder.path())));
+    let compiler = Compiler { cache: Some(CubinCache::new(folder.path())), ..compiler };
     let files = || std::fs::read_dir(folder.path()).unwrap().count();
     let unit = kernels::Activation.unit();
     let first = compiler.compile(&unit).unwrap();

@@ -178,7 +178,7 @@ pub(crate) fn catalogue() -> Vec<Unit> {
         }
         let append = |&(summarizer, bytes)| AppendPrompt { head_dim, summarizer, bytes }.unit();
         units.extend(summarizers.iter().map(append));
-        for blocks in [1024, 2048, 4096, 16_384] {
+        for blocks in [1024, 2048, 4096, 8192, 16_384] {
             let shape = |selector| Select::for_blocks(head_dim, 128, blocks, selector).expect("few enough blocks");
             units.extend(selectors.iter().map(|selector| shape(*selector).unit()));
             units.push(Select { follows_link: true, ..shape(selectors[0]) }.unit());

@@ -14,6 +14,9 @@ mod predictors;
 mod selection;
 mod stores;
 
+// Links the crate, which registers its kinds.
+use oasis_example_policy as _;
+
 use oasis_cuda::device::Device;
 use oasis_tests::gpu::Twin;
 use oasis_tests::prompts::Prompts;

@@ -76,7 +76,9 @@ impl Oracle {
 }
 
 pub fn every_selection_follows_the_rules_of_the_working_set(scene: &Scene) {
-    let policies: [&[&str]; 18] = [
+    let policies: [&[&str]; 19] = [
+        // A plugin's, with device code of its own.
+        &["predictor.kind=draft-query", "selector.kind=upper-half"],
         &["predictor.kind=draft-query", "selector.fetch_ratio=0.25"],
         &["predictor.kind=draft-query", "selector.kind=fetch-all", "summarizer.kind=mean"],
         &["predictor.kind=last-query", "selector.fetch_ratio=0.1"],
