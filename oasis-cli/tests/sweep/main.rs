@@ -1,9 +1,10 @@
-//! `oasis sweep` on the embedded model: killed, resumed, stale, wrong.
+//! `oasis sweep` on the embedded model: killed, resumed, stale, wrong; and its report in a browser.
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod anew;
+mod report;
 mod wrong;
 
 use common::{oasis, outcome};
