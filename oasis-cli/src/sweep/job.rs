@@ -61,7 +61,7 @@ impl Job {
             self.points.iter().flat_map(|point| &point.settings).map(|(key, _)| key).collect();
         let assignments = global.set.iter();
         assignments
-            .filter(|set| keys.iter().any(|key| set.split('=').next() == Some(key)))
+            .filter(|set| keys.iter().any(|key| set.split('=').next().map(str::trim) == Some(key)))
             .map(String::as_str)
             .collect()
     }
