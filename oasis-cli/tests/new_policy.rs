@@ -97,3 +97,32 @@ fn without_a_checkout_cargo_fetches_the_repository() {
     let expected = format!("oasis-core = {{ git = \"{}\" }}", env!("CARGO_PKG_REPOSITORY"));
     assert!(manifest.contains(&expected), "{manifest}");
 }
+
+/// What cargo says of the crate at `folder`, without building it.
+fn metadata(folder: &Path) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["metadata", "--no-deps", "--offline", "--format-version", "1"]).current_dir(folder);
+    outcome(command.stdin(Stdio::null()).output().unwrap())
+}
+
+#[test]
+fn inside_a_workspace_cargo_accepts_the_crate() {
+    let folder = tempdir().unwrap();
+    let manifest = "[workspace]\nresolver = \"3\"\nmembers = [\"policies/*\"]\n";
+    std::fs::write(folder.path().join("Cargo.toml"), manifest).unwrap();
+    std::fs::create_dir(folder.path().join("policies")).unwrap();
+    for (path, is_member) in [("stranger", false), ("policies/member", true), ("policies/../deep/er/one", false)] {
+        let (code, _, err) = run(folder.path(), &["selector", "my-selector", "--folder", path]);
+        assert_eq!((code, err.as_str()), (0, ""));
+        let path = folder.path().join(path);
+        let manifest = std::fs::read_to_string(path.join("Cargo.toml")).unwrap();
+        assert_eq!(manifest.contains("\n[workspace]\n"), !is_member, "{manifest}");
+        let (code, out, err) = metadata(&path);
+        assert!(code == 0 && out.contains("\"name\":\"my-selector\""), "{}: {err}", path.display());
+    }
+    // Alone it needs no workspace.
+    let alone = tempdir().unwrap();
+    assert_eq!(run(alone.path(), &["selector", "my-selector"]).0, 0);
+    let manifest = std::fs::read_to_string(alone.path().join("my-selector/Cargo.toml")).unwrap();
+    assert!(!manifest.contains("[workspace]"), "{manifest}");
+}

@@ -4,10 +4,12 @@ use crate::args::GlobalArgs;
 use crate::args::ModelArgs;
 use crate::assemble;
 use crate::bench::cpu;
-use crate::bench::gpu::{decode, kernels, link, prefill, serve, traffic};
+use crate::bench::gpu::{self, decode, kernels, link, prefill, serve, traffic};
 use crate::error::{CliError, CliResult};
+use crate::eval::setting::Contender;
 use crate::eval::tasks;
 use crate::settings::resolve;
+use crate::sweep::{Needs, Work};
 use crate::tokens::ModelText;
 use clap::{Args, Subcommand};
 use oasis_core::ids::TokenId;
@@ -51,6 +53,27 @@ struct CpuArgs {
     json: bool,
     #[command(flatten)]
     model: ModelArgs,
+}
+
+impl BenchArgs {
+    /// What the measurement reads.
+    ///
+    /// # Errors
+    /// Never for the keys that the program itself names.
+    pub fn needs(&self) -> CliResult<Needs> {
+        match &self.target {
+            Target::Cpu(args) => Ok(Needs {
+                files: Vec::new(),
+                settings: args.model.layers()?,
+                work: Work::Model(vec![Contender::configured()]),
+            }),
+            Target::Decode(args) => args.subject.needs(),
+            Target::Prefill(args) => args.subject.needs(),
+            Target::ServeSim(args) => args.subject.needs(),
+            Target::Traffic(args) => args.subject.needs(),
+            Target::Link(_) | Target::Kernels(_) => gpu::needs_device(),
+        }
+    }
 }
 
 /// Measures and prints.

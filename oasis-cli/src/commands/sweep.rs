@@ -2,9 +2,8 @@
 
 use crate::args::GlobalArgs;
 use crate::error::{CliError, CliResult};
-use crate::sweep::{self, Finished, Point, State, SweepFile, Table};
+use crate::sweep::{Checks, Digests, Failures, Job, SweepFile};
 use clap::Args;
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -21,6 +20,9 @@ pub struct SweepArgs {
     /// Another value of an argument of the measurements that name it, such as windows=1 for a trial; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     argument: Vec<String>,
+    /// Measure every point anew, those too that are finished
+    #[arg(long)]
+    fresh: bool,
     /// Print the points and which of them are finished, and measure nothing
     #[arg(long)]
     dry_run: bool,
@@ -29,25 +31,59 @@ pub struct SweepArgs {
 /// Measures every point that is not finished yet, and writes results and report.
 ///
 /// # Errors
-/// Before anything is measured when a file, a command or a setting is wrong; after all other points when one failed; at
-/// once on Ctrl-C.
+/// Before anything is measured when a file, a command or a setting is wrong, or something that a point needs is missing;
+/// after the first point of a command whose figures a plot misses; after all other points when one failed; at once on
+/// Ctrl-C.
 pub fn run(args: &SweepArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
     crate::interrupt::catch();
+    check_stems(&args.file, &args.output)?;
     let mut sweeps = args.file.iter().map(|file| SweepFile::read(file)).collect::<CliResult<Vec<_>>>()?;
     for argument in &args.argument {
         replace(argument, &mut sweeps)?;
     }
-    let mut failed = Vec::new();
-    for (file, (sweep, source)) in args.file.iter().zip(&sweeps) {
-        failed.extend(one(args, file, sweep, source, global, out)?);
+    let digests = &mut Digests::default();
+    let ready = |(file, sweep): (&PathBuf, _)| Job::new(file, sweep, &args.output, args.fresh, global, digests);
+    let mut jobs = args.file.iter().zip(sweeps).map(ready).collect::<CliResult<Vec<_>>>()?;
+    for (file, job) in args.file.iter().zip(&jobs) {
+        for set in job.overridden(global) {
+            eprintln!("warning: --set {set}: {} sets this key itself, and its value counts", file.display());
+        }
     }
-    if failed.is_empty() {
-        return Ok(());
+    if !args.dry_run {
+        let checks = &mut Checks::default();
+        jobs.iter().try_for_each(|job| job.check(checks))?;
     }
-    Err(CliError::failure(
-        format!("{} points failed:\n  {}", failed.len(), failed.join("\n  ")),
-        "the same command measures what is missing",
-    ))
+    let mut failures = Failures::default();
+    for job in &mut jobs {
+        job.announce(out)?;
+        if args.dry_run {
+            job.list(out)?;
+        } else {
+            job.run(&mut failures, out)?;
+        }
+    }
+    failures.result()
+}
+
+/// Refuses files whose results would be in one folder.
+fn check_stems(files: &[PathBuf], output: &Path) -> CliResult {
+    let mut known = BTreeMap::new();
+    for file in files {
+        let stem = file.file_stem().unwrap_or_default();
+        if let Some(other) = known.insert(stem, file) {
+            let folder = output.join(stem);
+            return Err(CliError::input(
+                format!(
+                    "expected files of different names, as {} holds one sweep's results, found {} and {}",
+                    folder.display(),
+                    other.display(),
+                    file.display()
+                ),
+                "rename one, or run them one by one with an --output each",
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn replace(argument: &str, sweeps: &mut [(SweepFile, String)]) -> CliResult {
@@ -62,93 +98,5 @@ fn replace(argument: &str, sweeps: &mut [(SweepFile, String)]) -> CliResult {
             "it replaces what stands in the arguments of a [[measure]]",
         ));
     }
-    Ok(())
-}
-
-/// Returns what failed.
-fn one(
-    args: &SweepArgs,
-    file: &Path,
-    sweep: &SweepFile,
-    source: &str,
-    global: &GlobalArgs,
-    out: &mut dyn Write,
-) -> CliResult<Vec<String>> {
-    let points = sweep.points()?;
-    // All of them before the first one runs: an hour is a long time to wait for a misspelt key.
-    let ready = points.iter().map(|point| point.prepare(global)).collect::<CliResult<Vec<_>>>()?;
-    let name = file.file_stem().unwrap_or_default();
-    let state = State::open(&args.output.join(name))?;
-    let mut finished: BTreeMap<String, Finished> =
-        ready.iter().filter_map(|ready| Some((ready.id.clone(), state.read(&ready.id)?))).collect();
-    let done = ready.iter().filter(|ready| finished.contains_key(&ready.id)).count();
-    writeln!(out, "{}: {} points, {done} of them finished before", sweep.title, points.len())?;
-    out.flush()?;
-
-    let mut failed = Vec::new();
-    for (index, (point, ready)) in points.iter().zip(&ready).enumerate() {
-        let place = format!("{:>4}/{}", index + 1, points.len());
-        let what = format!("{}  {}", point.command, point.label());
-        if args.dry_run {
-            let state = if finished.contains_key(&ready.id) { "finished" } else { "to do" };
-            writeln!(out, "{place}  {state:<8}  {what}")?;
-            continue;
-        }
-        if finished.contains_key(&ready.id) {
-            continue;
-        }
-        match ready.run(point) {
-            Ok(result) => {
-                state.keep(&ready.id, &result)?;
-                writeln!(out, "{place}  {:>7.1} s  {what}", result.provenance.seconds)?;
-                finished.insert(ready.id.clone(), result);
-            }
-            Err(CliError::Interrupted) => return Err(CliError::Interrupted),
-            Err(error) => {
-                let text = error.text().unwrap_or_default().replace('\n', " ");
-                writeln!(out, "{place}  failed     {what}: {text}")?;
-                failed.push(format!("{what}: {text}"));
-            }
-        }
-        out.flush()?;
-    }
-    if !args.dry_run {
-        let results = points.into_iter().zip(&ready);
-        let results = results.filter_map(|(point, ready)| Some((point, finished.get(&ready.id)?.clone())));
-        write_results(&state, sweep, source, ready.len(), &results.collect::<Vec<_>>(), out)?;
-    }
-    Ok(failed)
-}
-
-fn write_results(
-    state: &State,
-    sweep: &SweepFile,
-    source: &str,
-    planned: usize,
-    results: &[(Point, Finished)],
-    out: &mut dyn Write,
-) -> CliResult {
-    let table = Table::new(results);
-    state.write("results.csv", &table.csv())?;
-    let points: Vec<_> = results
-        .iter()
-        .map(|(point, finished)| {
-            json!({"case": point.case, "axes": BTreeMap::from_iter(point.axes.iter().cloned()), "measured": finished})
-        })
-        .collect();
-    let all = json!({"title": sweep.title, "about": sweep.about, "sweep": source, "points": points});
-    state.write("results.json", &(serde_json::to_string_pretty(&all)? + "\n"))?;
-    let pictures = sweep::pictures(sweep, &table);
-    for (name, svg) in &pictures {
-        state.write(&format!("{name}.svg"), svg)?;
-    }
-    state.write("report.html", &sweep::render(sweep, source, planned, results))?;
-    writeln!(
-        out,
-        "{} of {planned} points in {}, beside it results.csv, results.json and {} pictures",
-        results.len(),
-        state.path("report.html").display(),
-        pictures.len()
-    )?;
     Ok(())
 }

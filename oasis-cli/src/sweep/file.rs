@@ -1,6 +1,7 @@
 //! The file of a sweep and the points that it stands for.
 
 use crate::error::{CliError, CliResult};
+use crate::sweep::plots::check_names;
 use crate::sweep::point::{Point, plain};
 use serde::Deserialize;
 use std::path::Path;
@@ -35,7 +36,7 @@ pub struct SweepFile {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measure {
-    /// A command of `oasis eval` or `oasis bench`, such as `eval recall`.
+    /// A command of `oasis eval` or `oasis bench`, or `trace replay`.
     pub command: String,
     /// Its arguments.
     #[serde(default)]
@@ -72,7 +73,7 @@ impl SweepFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// When it cannot be read, is no TOML, or describes no sweep.
+    /// When it cannot be read, is no TOML, or describes no sweep; when the name or command of a plot is wrong.
     pub fn read(path: &Path) -> CliResult<(Self, String)> {
         let name = path.display();
         let text = std::fs::read_to_string(path).map_err(|error| {
@@ -93,6 +94,7 @@ impl SweepFile {
                 "[[measure]] command = \"eval recall\"",
             ));
         }
+        check_names(&name.to_string(), &file)?;
         Ok((file, text))
     }
 

@@ -8,7 +8,7 @@ use crate::svg::escape;
 use crate::sweep::chart::Chart;
 use crate::sweep::file::SweepFile;
 use crate::sweep::point::{Finished, Point};
-use crate::sweep::table::Table;
+use crate::sweep::table::{Row, Table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -74,9 +74,7 @@ fn described(machine: &Machine) -> String {
 /// How many points there are, from which programs and machines, and when.
 fn circumstances(planned: usize, finished: &[(Point, Finished)]) -> String {
     let provenances = || finished.iter().map(|(_, finished)| &finished.provenance);
-    let programs: BTreeSet<String> = provenances()
-        .map(|p| format!("oasis {} ({})", p.version, p.commit.as_deref().unwrap_or("commit not known")))
-        .collect();
+    let programs: BTreeSet<String> = provenances().map(|p| p.program.name()).collect();
     let machines: BTreeSet<String> = provenances().map(|p| described(&p.machine)).collect();
     let (first, last) =
         (provenances().map(|p| p.finished.as_str()).min(), provenances().map(|p| p.finished.as_str()).max());
@@ -112,16 +110,20 @@ fn results(body: &mut String, table: &Table, command: &str) {
             let _ = write!(body, "<td{class}>{}</td>", escape(row.labels.get(label).map_or("", String::as_str)));
         }
         for name in &names {
-            match row.figures.get(name) {
-                None => body.push_str("<td class=\"number\"></td>"),
-                Some(figure) => {
-                    let _ = write!(body, "<td class=\"number\" data-value=\"{figure}\">{}</td>", rounded(*figure));
-                }
-            }
+            body.push_str(&cell(row, name));
         }
         body.push_str("</tr>\n");
     }
     body.push_str("</tbody></table></div>\n");
+}
+
+/// A figure with its bounds, where it has some; it is sorted by the figure.
+fn cell(row: &Row, name: &str) -> String {
+    let Some(figure) = row.figures.get(name) else { return "<td class=\"number\"></td>".to_owned() };
+    let bound = |end: &str| row.figures.get(&format!("{name}_{end}")).copied().map(rounded);
+    let bounds = bound("low").zip(bound("high"));
+    let bounds = bounds.map_or_else(String::new, |(low, high)| format!(" ({low} to {high})"));
+    format!("<td class=\"number\" data-value=\"{figure}\">{}{bounds}</td>", rounded(*figure))
 }
 
 /// Whole numbers as they are, others with about four digits.
@@ -139,4 +141,24 @@ fn shared(finished: &[(Point, Finished)]) -> String {
     let mut shared: BTreeMap<_, _> = first.config.iter().collect();
     shared.retain(|key, value| finished.iter().all(|(_, finished)| finished.config.get(*key) == Some(*value)));
     shared.into_iter().map(|(key, value)| format!("{key} = {value}")).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sweep::table::tests::finished;
+    use serde_json::json;
+
+    #[test]
+    fn a_cell_has_the_bounds_of_its_figure_and_sorts_by_the_figure() {
+        let sweep: SweepFile = toml::from_str("title = \"t\"\nmeasure = [{ command = \"eval a\" }]").unwrap();
+        let result = json!([{"policy": "x", "ratio": 1.0314, "ratio_low": 1.009, "ratio_high": 1.0541, "steps": 3}]);
+        let report = render(&sweep, "", 1, &[finished("eval a", "k", 1.0, result)]);
+        assert!(
+            report.contains("<td class=\"number\" data-value=\"1.0314\">1.0314 (1.0090 to 1.0541)</td>"),
+            "{report}"
+        );
+        assert!(report.contains("<td class=\"number\" data-value=\"3\">3</td>"), "{report}");
+        assert!(!report.contains("<th class=\"number\">ratio_low</th>"), "{report}");
+    }
 }

@@ -14,28 +14,55 @@ pub struct State {
 }
 
 impl State {
-    /// Opens the folder, or makes it, and removes what a killed run left half written.
+    /// The folder at this path, whether it is there yet or not.
+    ///
+    /// # Errors
+    /// When something else is there.
+    pub fn at(folder: PathBuf) -> CliResult<Self> {
+        let state = Self { folder };
+        let points = state.points();
+        match points.ancestors().find(|ancestor| ancestor.exists()) {
+            Some(there) if !there.is_dir() => Err(CliError::input(
+                format!("{}: expected a folder for results, found a file", there.display()),
+                "--output names another folder",
+            )),
+            _ => Ok(state),
+        }
+    }
+
+    /// Makes the folder where it is not there yet, and removes what a killed run left half written.
     ///
     /// # Errors
     /// When the folder cannot be made.
-    pub fn open(folder: &Path) -> CliResult<Self> {
-        let state = Self { folder: folder.to_owned() };
-        let points = state.points();
+    pub fn make(&self) -> CliResult {
+        let points = self.points();
         std::fs::create_dir_all(&points).map_err(|error| refused(&points, &error))?;
-        for folder in [&state.folder, &points] {
+        for folder in [&self.folder, &points] {
             for entry in std::fs::read_dir(folder).map_err(|error| refused(folder, &error))?.flatten() {
                 if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
                     std::fs::remove_file(entry.path()).map_err(|error| refused(&entry.path(), &error))?;
                 }
             }
         }
-        Ok(state)
+        Ok(())
     }
 
     /// The point of this name, where it is finished. A file that is no finished point is as good as none.
     pub fn read(&self, id: &str) -> Option<Finished> {
         let text = std::fs::read(self.points().join(format!("{id}.json"))).ok()?;
         serde_json::from_slice(&text).ok()
+    }
+
+    /// Removes the point of this name, where there is one.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn forget(&self, id: &str) -> CliResult {
+        let path = self.points().join(format!("{id}.json"));
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(refused(&path, &error)),
+            _ => Ok(()),
+        }
     }
 
     /// Keeps a finished point.
@@ -100,12 +127,26 @@ mod tests {
     #[test]
     fn what_a_killed_run_left_is_removed_and_damage_is_no_result() {
         let folder = tempfile::tempdir().unwrap();
-        State::open(folder.path()).unwrap();
-        let points = folder.path().join("points");
+        let state = State::at(folder.path().join("a")).unwrap();
+        assert!(!folder.path().join("a").exists());
+        state.make().unwrap();
+        let points = folder.path().join("a/points");
         std::fs::write(points.join(".unfinished-1"), "{").unwrap();
         std::fs::write(points.join("abc.json"), "{\"command\": ").unwrap();
-        let state = State::open(folder.path()).unwrap();
+        state.make().unwrap();
         assert!(!points.join(".unfinished-1").exists());
         assert!(points.join("abc.json").exists() && state.read("abc").is_none());
+        state.forget("abc").unwrap();
+        state.forget("abc").unwrap();
+        assert!(!points.join("abc.json").exists());
+    }
+
+    #[test]
+    fn a_file_is_no_folder_of_results() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let Err(error) = State::at(file.path().join("a")) else { panic!("a file became a folder") };
+        assert!(matches!(error, CliError::Input(_)), "{error:?}");
+        let expected = format!("{}: expected a folder for results, found a file\n", file.path().display());
+        assert!(error.text().unwrap().starts_with(&expected), "{error:?}");
     }
 }

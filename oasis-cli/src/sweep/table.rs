@@ -18,6 +18,8 @@ pub struct Row {
     pub labels: BTreeMap<String, String>,
     /// Numbers of the result, nested ones under dotted names.
     pub figures: BTreeMap<String, f64>,
+    /// Names whose values are not known here, though they may be in other rows.
+    pub unknown: BTreeSet<String>,
     /// Circumstances.
     pub circumstances: Vec<(&'static str, String)>,
 }
@@ -45,6 +47,12 @@ impl Table {
             }
         }
         commands
+    }
+
+    /// Names of all figures of a command, known somewhere or not.
+    pub fn names(&self, command: &str) -> BTreeSet<&String> {
+        let rows = self.rows.iter().filter(|row| row.command == command);
+        rows.flat_map(|row| row.figures.keys().chain(&row.unknown)).collect()
     }
 
     /// Figures of a command, without the nested ones and the bounds of others.
@@ -107,8 +115,8 @@ fn rows(point: &Point, finished: &Finished) -> Vec<Row> {
     let circumstances = [
         ("seconds", format!("{:.3}", provenance.seconds)),
         ("finished", provenance.finished.clone()),
-        ("version", provenance.version.clone()),
-        ("commit", provenance.commit.clone().unwrap_or_default()),
+        ("version", provenance.program.version.clone()),
+        ("commit", provenance.program.commit.clone().unwrap_or_default()),
         ("cpu", provenance.machine.cpu.clone().unwrap_or_default()),
         ("threads", provenance.machine.threads.to_string()),
         ("gpus", provenance.machine.gpus.join("; ")),
@@ -118,6 +126,7 @@ fn rows(point: &Point, finished: &Finished) -> Vec<Row> {
             command: point.command.clone(),
             labels: point.axes.iter().map(|(key, value)| (key.clone(), plain(value))).collect(),
             figures: BTreeMap::new(),
+            unknown: BTreeSet::new(),
             circumstances: circumstances.to_vec(),
         };
         row.labels.extend(point.case.iter().map(|case| ("case".to_owned(), case.clone())));
@@ -133,7 +142,7 @@ fn rows(point: &Point, finished: &Finished) -> Vec<Row> {
 fn take(row: &mut Row, name: String, value: &Value) {
     let inner = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
     match value {
-        Value::Null => {}
+        Value::Null => drop(row.unknown.insert(name)),
         Value::Bool(truth) => drop(row.labels.insert(name, truth.to_string())),
         Value::String(text) => drop(row.labels.insert(name, text.clone())),
         Value::Number(number) => drop(row.figures.insert(name, number.as_f64().unwrap_or(f64::NAN))),
@@ -148,6 +157,7 @@ fn take(row: &mut Row, name: String, value: &Value) {
 pub mod tests {
     use super::*;
     use crate::sweep::point::Provenance;
+    use crate::sweep::program::Program;
     use serde_json::json;
 
     /// A finished point with one axis.
@@ -161,8 +171,7 @@ pub mod tests {
             axes,
         };
         let provenance = Provenance {
-            version: "0.1.0".to_owned(),
-            commit: None,
+            program: Program { version: "0.1.0".to_owned(), commit: None, build: None },
             machine: crate::machine::examine(),
             finished: "2026-11-30T00:00:00Z".to_owned(),
             seconds: 1.5,
@@ -171,6 +180,7 @@ pub mod tests {
             command: command.to_owned(),
             arguments: Vec::new(),
             config: BTreeMap::new(),
+            inputs: BTreeMap::new(),
             result,
             provenance,
         };

@@ -8,7 +8,7 @@ pub use measured::{KvShape, Measured, PrefillTime};
 use crate::sweep::{Chart, Plot, Row, Table};
 use clap::ValueEnum;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What is read of a prompt of which a part is cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -173,6 +173,7 @@ pub fn draw(measured: &Measured, points: &[Ttft]) -> Option<String> {
             ("Gbps".to_owned(), point.link_gbps.to_string()),
         ]),
         figures: BTreeMap::from([(x.to_owned(), point.hit_rate), (y.to_owned(), point.speedup)]),
+        unknown: BTreeSet::new(),
         circumstances: Vec::new(),
     };
     let plot = Plot {

@@ -42,8 +42,9 @@ pub struct DecodeArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// What is measured.
     #[command(flatten)]
-    subject: Subject,
+    pub subject: Subject,
 }
 
 /// One measured point.

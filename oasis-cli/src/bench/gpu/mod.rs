@@ -12,6 +12,7 @@ use crate::assemble::cuda::{self, Weights};
 use crate::assemble::{self, Loaded};
 use crate::error::{CliError, CliResult};
 use crate::settings::resolve;
+use crate::sweep::{Needs, Work};
 use clap::Args;
 use oasis_core::config::{Bytes, Layer, Resolved};
 use oasis_core::executor::{Admission, Sequence};
@@ -56,7 +57,29 @@ pub struct Bench {
     alias: Option<usize>,
 }
 
+/// What every measurement on a GPU needs, and those of named shapes alone.
+///
+/// # Errors
+/// Never for the keys that are named here.
+pub fn needs_device() -> CliResult<Needs> {
+    let settings = vec![Layer::assignment("oasis bench", "device.kind=cuda")?];
+    Ok(Needs { files: Vec::new(), settings, work: Work::Device })
+}
+
 impl Subject {
+    /// What a measurement of the subject reads. Its policies depend on the measurement.
+    ///
+    /// # Errors
+    /// Never for the keys that the program itself names.
+    pub fn needs(&self) -> CliResult<Needs> {
+        let mut needs = needs_device()?;
+        if self.shape.is_none() {
+            needs.settings.extend(self.model.layers()?);
+            needs.work = Work::Model(Vec::new());
+        }
+        Ok(needs)
+    }
+
     /// Reads the subject; `max_batch` requests of `max_context` tokens at most.
     ///
     /// # Errors

@@ -26,8 +26,9 @@ pub struct PrefillArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// What is measured.
     #[command(flatten)]
-    subject: Subject,
+    pub subject: Subject,
 }
 
 /// One measured length.

@@ -37,8 +37,9 @@ pub struct ServeArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// What is measured.
     #[command(flatten)]
-    subject: Subject,
+    pub subject: Subject,
 }
 
 /// One measured concurrency.

@@ -32,8 +32,9 @@ pub struct TrafficArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// What is measured.
     #[command(flatten)]
-    subject: Subject,
+    pub subject: Subject,
 }
 
 /// One request under one cap. Bytes are of bf16 KV.

@@ -46,6 +46,11 @@ impl ContenderArgs {
 }
 
 impl WindowArgs {
+    /// The text, with the argument that names it.
+    pub fn file(&self) -> Option<(&'static str, PathBuf)> {
+        self.file.clone().map(|file| ("--file", file))
+    }
+
     /// The windows, none longer than `limit` tokens.
     ///
     /// # Errors

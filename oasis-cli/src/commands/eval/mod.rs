@@ -13,6 +13,7 @@ use crate::eval::window::Window;
 use crate::eval::{agreement, coverage, divergence, perplexity, recall, turnover};
 use crate::progress::Progress;
 use crate::settings::resolve;
+use crate::sweep::{Needs, Work};
 use arguments::{ContenderArgs, WindowArgs, choose};
 use clap::{Args, Subcommand, ValueEnum};
 use oasis_core::config::{Budget, ConfigError, Layer, Resolved};
@@ -151,6 +152,38 @@ pub fn run(args: &EvalArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResu
     }
 }
 
+impl EvalArgs {
+    /// What the measurement reads.
+    ///
+    /// # Errors
+    /// Never for the keys that the program itself names.
+    pub fn needs(&self) -> CliResult<Needs> {
+        let (file, settings, policies) = match &self.measure {
+            Measure::Recall(args) => {
+                let tasks = args.tasks.clone().map(|file| ("--tasks", file));
+                (tasks, args.model.layers()?, args.contenders.contenders())
+            }
+            Measure::Perplexity(args) | Measure::Divergence(args) | Measure::Coverage(args) => {
+                (args.windows.file(), args.model.layers()?, args.contenders.contenders())
+            }
+            Measure::Agreement(args) => (args.choices.windows.file(), args.layers()?, vec![Contender::configured()]),
+            Measure::Turnover(args) => (args.windows.file(), args.model.layers()?, vec![Contender::configured()]),
+        };
+        Ok(Needs { files: file.into_iter().collect(), settings, work: Work::Model(policies) })
+    }
+}
+
+impl AgreementArgs {
+    /// Settings of the arguments, and the measure's own: the draft query's choice is what the working set becomes.
+    fn layers(&self) -> CliResult<Vec<Layer>> {
+        let mut layers = self.choices.model.layers()?;
+        for setting in ["predictor.kind=draft-query", "selector.kind=fetch-all"] {
+            layers.push(Layer::assignment(setting, setting)?);
+        }
+        Ok(layers)
+    }
+}
+
 fn run_recall(args: &RecallArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
     let arguments = args.model.layers()?;
     let resolved = resolve(global, arguments.clone())?;
@@ -213,12 +246,8 @@ impl PolicyArgs {
 }
 
 fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
+    let layers = args.layers()?;
     let AgreementArgs { choices: args, greedy } = args;
-    // The measure's own setting: the draft query's choice is what the working set becomes.
-    let mut layers = args.model.layers()?;
-    for setting in ["predictor.kind=draft-query", "selector.kind=fetch-all"] {
-        layers.push(Layer::assignment(setting, setting)?);
-    }
     let resolved = resolve(global, layers.clone())?;
     assemble::check_device(&resolved.config)?;
     let budget = budget(&resolved)?;

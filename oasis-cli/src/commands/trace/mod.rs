@@ -6,6 +6,7 @@ mod replay;
 
 use crate::args::GlobalArgs;
 use crate::error::CliResult;
+use crate::sweep::Needs;
 use clap::{Args, Subcommand};
 use std::io::Write;
 
@@ -27,9 +28,12 @@ enum Action {
 }
 
 impl TraceArgs {
-    /// Whether it is a replay, which measures.
-    pub fn is_replay(&self) -> bool {
-        matches!(self.action, Action::Replay(_))
+    /// What a replay reads; `None` for the others, which measure nothing.
+    pub fn needs(&self) -> Option<Needs> {
+        match &self.action {
+            Action::Replay(args) => Some(args.needs()),
+            Action::Draw(_) | Action::Record(_) => None,
+        }
     }
 }
 

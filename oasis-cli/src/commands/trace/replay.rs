@@ -5,6 +5,7 @@ use crate::error::{CliError, CliResult};
 use crate::eval::setting::Contender;
 use crate::replay::{self, LinkModel, Recording, Replayed};
 use crate::settings::resolve_over;
+use crate::sweep::{Needs, Work};
 use clap::Args;
 use oasis_core::config::{Budget, Bytes, ConfigError, Layer, Resolved};
 use oasis_core::policy::QuerySource;
@@ -52,6 +53,13 @@ fn bandwidth(text: &str) -> Result<f64, String> {
 fn microseconds(text: &str) -> Result<f64, String> {
     let time = text.parse().ok().filter(|time: &f64| time.is_finite() && *time >= 0.0);
     time.ok_or_else(|| format!("expected microseconds of at least 0, found {text}"))
+}
+
+impl ReplayArgs {
+    /// What the replay reads.
+    pub fn needs(&self) -> Needs {
+        Needs { files: vec![("RECORDING", self.recording.clone())], settings: Vec::new(), work: Work::Recording }
+    }
 }
 
 /// Replays and prints.

@@ -1,11 +1,16 @@
-//! `oasis sweep` on the embedded model: killed, resumed, wrong.
+//! `oasis sweep` on the embedded model: killed, resumed, stale, wrong; and its report in a browser.
 
+#[path = "../common/mod.rs"]
 mod common;
+
+mod anew;
+mod report;
+mod wrong;
 
 use common::{oasis, outcome};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::{TempDir, tempdir};
 
@@ -31,6 +36,21 @@ settings = { predictor.kind = "last-query" }
 [[case]]
 name = "exact"
 settings = { predictor.kind = "exact" }
+"#;
+
+/// Two points of a fraction of a second each.
+const SMALL: &str = r#"
+title = "Coverage over the cap"
+
+[[measure]]
+command = "eval coverage"
+arguments = ["--configured", "--file", "text.txt", "--context", "100", "--steps", "3", "--windows", "1"]
+
+[settings]
+kv.budget_blocks = 4
+
+[grid]
+selector.fetch_ratio = [0.3, 1.0]
 "#;
 
 fn folder(sweep: &str) -> TempDir {
@@ -109,7 +129,7 @@ fn a_dry_run_measures_nothing() {
     assert_eq!((code, err.as_str()), (0, ""));
     assert_eq!(out.matches("to do").count(), 24);
     assert!(out.contains("last-query kv.budget_blocks=4 selector.fetch_ratio=0.3"), "{out}");
-    assert!(points(folder.path()).is_empty());
+    assert!(!folder.path().join("sweeps").exists());
 }
 
 #[test]
@@ -133,31 +153,46 @@ fn arguments_of_the_measurements_are_replaced_for_a_trial() {
 }
 
 #[test]
-fn what_is_wrong_is_said_before_anything_runs() {
-    let measure = "[[measure]]\ncommand = \"eval recall\"\n";
-    let cases = [
-        ("title = 3".to_owned(), "tiny.toml: expected a sweep"),
-        ("title = \"t\"\nmeasure = []".to_owned(), "tiny.toml: measure: expected at least one measurement"),
-        (format!("title = \"t\"\n{measure}[grid]\nkv.budget_blocs = [1]"), "kv.budget_blocs: expected one of the keys"),
-        (format!("title = \"t\"\n{measure}[grid]\nkv.budget_blocks = 1"), "grid.kv.budget_blocks: expected a list"),
-        ("title = \"t\"\n[[measure]]\ncommand = \"run\"".to_owned(), "measure: expected a command of `oasis eval` or"),
-    ];
-    for (sweep, message) in cases {
-        let folder = folder(&sweep);
-        let (code, out, err) = run(folder.path(), &["tiny.toml"]);
-        assert_eq!((code, out.as_str()), (2, ""), "{sweep}");
-        assert!(err.starts_with(&format!("error: {message}")) && err.contains("\n  hint: "), "{sweep}: {err}");
-    }
-}
-
-#[test]
 fn a_point_that_fails_does_not_end_the_others() {
     let sweep = SWEEP.replace("kv.budget_blocks = [4, 8]", "kv.budget_blocks = [4]\n\"--context\" = [100000, 200]");
     let sweep = sweep.replace("\"--context\", \"300\", ", "").replace("[0.01, 0.1, 0.3, 1.0]", "[0.1]");
     let folder = folder(&sweep);
     let (code, out, err) = run(folder.path(), &["tiny.toml"]);
     assert_eq!(code, 1, "{out}");
-    assert!(err.starts_with("error: 3 points failed:\n") && err.contains("expected at least 100005 tokens"), "{err}");
+    let message = "error: 3 points failed, all with: ";
+    assert!(err.starts_with(message) && err.contains("expected at least 100005 tokens"), "{err}");
+    assert_eq!(err.matches("expected at least").count(), 1, "{err}");
     assert_eq!(points(folder.path()).len(), 3);
     assert!(out.contains("3 of 6 points"), "{out}");
+}
+
+#[test]
+fn without_a_finished_point_there_is_no_report() {
+    let folder = folder(&SMALL.replace("\"100\"", "\"100000\""));
+    let (code, out, err) = run(folder.path(), &["tiny.toml"]);
+    assert_eq!(code, 1, "{out}");
+    assert!(err.starts_with("error: 2 points failed, all with: "), "{err}");
+    let results: Vec<_> = std::fs::read_dir(folder.path().join("sweeps/tiny")).unwrap().collect();
+    assert_eq!(results.len(), 1, "{results:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_leaves_a_report_of_what_is_finished() {
+    let folder = folder(SWEEP);
+    let mut command = oasis(folder.path());
+    command.args(["sweep", "tiny.toml"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let start = Instant::now();
+    while points(folder.path()).is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(300), "no point is finished");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let (code, out, err) = outcome(child.wait_with_output().unwrap());
+    assert_eq!((code, err.as_str()), (130, "error: interrupted\n"), "{out}");
+    let finished = points(folder.path()).len();
+    assert!((1..24).contains(&finished), "{finished}");
+    let report = std::fs::read_to_string(folder.path().join("sweeps/tiny/report.html")).unwrap();
+    assert!(report.contains(&format!("{finished} of 24 points")), "{out}");
 }

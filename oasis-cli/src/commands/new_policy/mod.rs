@@ -1,5 +1,7 @@
 //! `oasis new-policy`: a crate to write a policy in.
 
+mod workspace;
+
 use crate::error::{CliError, CliResult};
 use clap::{Args, ValueEnum};
 use std::io::Write;
@@ -35,9 +37,12 @@ enum Template {
     Store,
 }
 
+/// Lines of the manifest inside a workspace that has no such member.
+const OWN_WORKSPACE: &str = "\n# The workspace around this crate does not have it as a member.\n[workspace]\n";
+
 macro_rules! template {
     ($file:literal) => {
-        include_str!(concat!("../../assets/new-policy/", $file, ".txt"))
+        include_str!(concat!("../../../assets/new-policy/", $file, ".txt"))
     };
 }
 
@@ -102,16 +107,21 @@ pub fn run(args: &NewPolicyArgs, out: &mut dyn Write) -> CliResult {
         None => Ok(format!("git = \"{}\"", env!("CARGO_PKG_REPOSITORY"))),
         Some(checkout) => path_dependency(&checkout.join(package)),
     };
+    let [core, cli, cuda] = [dependency("oasis-core")?, dependency("oasis-cli")?, dependency("oasis-cuda")?];
+    // Where it is can be told for certain only when it is there.
+    std::fs::create_dir_all(&folder).map_err(|error| refused(&folder, &error))?;
+    let is_stranger = folder.canonicalize().is_ok_and(|folder| workspace::is_stranger(&folder));
     let ident = args.name.replace('-', "_");
     let capital = |word: &str| word[..1].to_uppercase() + &word[1..];
     let replacements = [
         ("{{name}}", args.name.clone()),
         ("{{ident}}", ident),
         ("{{Type}}", args.name.split('-').map(capital).collect()),
-        ("{{core}}", dependency("oasis-core")?),
-        ("{{cli}}", dependency("oasis-cli")?),
+        ("{{core}}", core),
+        ("{{cli}}", cli),
         ("{{dependencies}}", args.role.dependencies().to_owned()),
-        ("{{test-dependencies}}", args.role.test_dependencies(&dependency("oasis-cuda")?)),
+        ("{{test-dependencies}}", args.role.test_dependencies(&cuda)),
+        ("{{workspace}}", if is_stranger { OWN_WORKSPACE } else { "" }.to_owned()),
     ];
     for (path, text) in args.role.files() {
         let text = replacements.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
@@ -126,12 +136,12 @@ pub fn run(args: &NewPolicyArgs, out: &mut dyn Write) -> CliResult {
 
 fn write(path: &Path, text: &str) -> CliResult {
     let parent = path.parent().unwrap_or(Path::new(""));
-    std::fs::create_dir_all(parent).and_then(|()| std::fs::write(path, text)).map_err(|error| {
-        CliError::failure(
-            format!("{}: expected a place to write to, found: {error}", path.display()),
-            "--folder names another",
-        )
-    })
+    std::fs::create_dir_all(parent).and_then(|()| std::fs::write(path, text)).map_err(|error| refused(path, &error))
+}
+
+fn refused(path: &Path, error: &std::io::Error) -> CliError {
+    let problem = format!("{}: expected a place to write to, found: {error}", path.display());
+    CliError::failure(problem, "--folder names another")
 }
 
 /// Cargo wants crate names, Rust identifiers and type names of them: `a-b2` is all three.
