@@ -206,6 +206,9 @@ fn doctor_finds_rather_than_fails() {
     let (code, out, _) = run(folder.path(), &["doctor"]);
     assert_eq!(code, 0);
     assert!(out.contains("threads") && out.contains("oasis-tiny"), "{out}");
+    let line = |what: &str| out.lines().find(|line| line.starts_with(what)).map(|line| line[what.len()..].trim());
+    assert!(line("locked memory limit").is_some_and(|limit| !limit.is_empty()), "{out}");
+    assert!(line("cublas ").is_none() && line("cublaslt ").is_some(), "{out}");
     assert!(out.contains("! The configuration cannot be used: kv.budget_blocks"), "{out}");
     let output = oasis(folder.path()).env("HF_TOKEN", "hf_secret").args(["doctor", "--json"]).output().unwrap();
     let (code, out, _) = outcome(output);
