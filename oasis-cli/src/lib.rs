@@ -28,6 +28,7 @@ mod hub;
 mod interrupt;
 mod machine;
 mod nodes;
+mod output;
 mod progress;
 mod prompt;
 mod replay;
