@@ -2,7 +2,7 @@
 
 pub mod arguments;
 
-use crate::args::{GlobalArgs, ModelArgs};
+use crate::args::{GlobalArgs, ModelArgs, count};
 use crate::assemble;
 use crate::error::CliResult;
 use crate::eval::device::Device;
@@ -54,7 +54,7 @@ struct RecallArgs {
     #[arg(long, value_name = "TASK")]
     task: Vec<String>,
     /// Prompts a task and length [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count(1))]
     per: Option<usize>,
     /// Tasks, one JSON object a line [default: the embedded ones]
     #[arg(long, value_name = "FILE")]
@@ -189,8 +189,10 @@ fn run_recall(args: &RecallArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
     let resolved = resolve(global, arguments.clone())?;
     assemble::check_device(&resolved.config)?;
     let tasks = tasks::read(args.tasks.as_deref())?;
-    let lengths = choose("--length", &args.length, tasks.iter().map(|task| task.length))?;
-    let kinds = choose("--task", &args.task, tasks.iter().map(|task| task.task.clone()))?;
+    let lengths = tasks.iter().map(|task| task.length);
+    let lengths = choose("--length", &args.length, lengths, "without --length there are prompts of all of them")?;
+    let kinds = tasks.iter().map(|task| task.task.clone());
+    let kinds = choose("--task", &args.task, kinds, "without --task there are prompts of all of them")?;
     let pairs = lengths.iter().flat_map(|length| kinds.iter().map(move |kind| (*length, kind)));
     let chosen: Vec<&Task> = pairs
         .flat_map(|(length, kind)| {
