@@ -73,10 +73,11 @@ fn a_number_that_cannot_be_is_named_with_its_argument() {
 fn wrong_measurements_are_one_clear_error() {
     let folder = tempdir().unwrap();
     std::fs::write(folder.path().join("text.txt"), "And he said, I will not do it. ".repeat(20)).unwrap();
+    let one = ["--file", "text.txt", "--windows", "1"];
     let shape = ["--shape", "qwen3-8b"];
     let on_shape = |bench, args: &[&'static str]| [&["bench", bench], &shape[..], args].concat();
     let too_long = "as 59 more are decoded and qwen3-8b has 40,960 positions, found 50,000\n  hint: lower --context";
-    let cases: [(Vec<&str>, &str); 21] = [
+    let cases: [(Vec<&str>, &str); 23] = [
         (vec!["eval", "recall", "--task", "nope"], "--task: expected one of copy, count"),
         (vec!["eval", "recall", "--length", "100"], "--length: expected one of 4096, 8192, 16384, found 100"),
         (vec!["eval", "coverage", "--context", "5"], "found 5\n  hint: --file takes a text of any length"),
@@ -84,7 +85,16 @@ fn wrong_measurements_are_one_clear_error() {
         (vec!["eval", "coverage", "--with", "foo"], "policy foo: --with foo: expected key=value"),
         (
             vec!["eval", "coverage", "--file", "text.txt", "--context", "999999999", "--steps", "999999999"],
-            "the text: expected at least 1,999,999,999 tokens, found ",
+            "the text: expected at least 1999999999 tokens, found ",
+        ),
+        // No step would choose among blocks.
+        (
+            [&["eval", "agreement", "--context", "64"], &one[..], &["--steps", "17"]].concat(),
+            "kv.budget_blocks: expected fewer than the 5 blocks of the longest context: choices are compared, found 128",
+        ),
+        (
+            [&["eval", "turnover", "--context", "64"], &one[..], &["--set", "kv.budget_blocks=7"]].concat(),
+            "kv.budget_blocks: expected fewer than the 7 blocks",
         ),
         (vec!["run", "--file", "nofile.txt"], "--file nofile.txt: expected readable text"),
         (

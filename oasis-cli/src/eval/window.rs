@@ -41,11 +41,7 @@ impl Window {
         let length = context + steps + 1;
         let Some(room) = tokens.len().checked_sub(length) else {
             return Err(CliError::input(
-                format!(
-                    "the text: expected at least {} tokens, found {}",
-                    grouped(length as u64),
-                    grouped(tokens.len() as u64)
-                ),
+                format!("the text: expected at least {length} tokens, found {}", tokens.len()),
                 "choose a longer text, or lower --context or --steps",
             ));
         };

@@ -9,7 +9,7 @@ use crate::eval::device::Device;
 use crate::eval::observed::Plan;
 use crate::eval::setting::{Contender, Setting};
 use crate::eval::tasks::{self, Task};
-use crate::eval::window::Window;
+use crate::eval::window::{Window, longest};
 use crate::eval::{agreement, coverage, divergence, perplexity, recall, turnover};
 use crate::progress::Progress;
 use crate::settings::resolve;
@@ -256,6 +256,7 @@ fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write)
     let model = assemble::open_model(&resolved.config)?;
     let setting = Setting::new(global, &layers, &resolved, &model)?;
     let mut windows = args.windows.read(&setting.text, setting.max_context())?;
+    check_choice(&resolved, budget, &windows)?;
     let plan = Plan::new(&setting)?;
     let device = Device::load(&setting, &[])?;
     if *greedy {
@@ -275,6 +276,7 @@ fn run_turnover(args: &ChoiceArgs, global: &GlobalArgs, out: &mut dyn Write) -> 
     let model = assemble::open_model(&resolved.config)?;
     let setting = Setting::new(global, &arguments, &resolved, &model)?;
     let windows = args.windows.read(&setting.text, setting.max_context())?;
+    check_choice(&resolved, budget, &windows)?;
     let plan = Plan::new(&setting)?;
     let device = Device::load(&setting, &[])?;
     let mut executor = plan.start(&device, &windows)?;
@@ -292,6 +294,17 @@ fn print(results: &impl Serialize, table: impl FnOnce() -> String, json: bool, o
         write!(out, "{}", table())?;
     }
     Ok(())
+}
+
+/// Refuses contexts that fit the budget: two steps in a row must choose, or there is nothing to compare.
+fn check_choice(resolved: &Resolved, budget: usize, windows: &[Window]) -> CliResult {
+    let blocks = longest(windows).saturating_sub(2) / resolved.config.kv.block_tokens;
+    if blocks > budget {
+        return Ok(());
+    }
+    let expected = format!("fewer than the {blocks} blocks of the longest context: choices are compared");
+    let error = ConfigError::new("kv.budget_blocks", expected, budget).hint("lower it, or choose longer contexts");
+    Err(resolved.locate(error).into())
 }
 
 fn budget(resolved: &Resolved) -> CliResult<usize> {
