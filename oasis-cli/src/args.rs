@@ -1,9 +1,41 @@
 //! Arguments that commands share.
 
 use crate::error::CliResult;
+use crate::text::grouped;
 use clap::Args;
-use oasis_core::config::Layer;
+use oasis_core::config::{Bytes, Layer};
 use std::path::PathBuf;
+
+/// Most that an argument counts: what is computed with counts stays far from the largest `usize`.
+const MOST: usize = 1_000_000_000;
+
+/// Reads a count of at least `least`.
+pub fn count(least: usize) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let count = text.parse().ok().filter(|count| (least..=MOST).contains(count));
+        count.ok_or_else(|| format!("expected a whole number from {least} to {}", grouped(MOST as u64)))
+    }
+}
+
+/// Reads a share of a whole.
+///
+/// # Errors
+/// When it is no number above 0 and up to 1.
+pub fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
+    share.ok_or_else(|| "expected a number above 0 and at most 1".to_owned())
+}
+
+/// Reads a size of at least one byte, written as in a configuration: a number, or a text with a unit.
+///
+/// # Errors
+/// When it is none.
+pub fn size(text: &str) -> Result<Bytes, String> {
+    let number = text.parse().map(toml::Value::Integer);
+    let value = number.unwrap_or_else(|_| toml::Value::String(text.to_owned()));
+    let size = value.try_into().ok().filter(|Bytes(bytes)| *bytes > 0);
+    size.ok_or_else(|| "expected a number of bytes above 0, such as 80GB".to_owned())
+}
 
 /// Options of every command.
 #[derive(Debug, Clone, Default, Args)]

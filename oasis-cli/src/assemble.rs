@@ -115,7 +115,7 @@ pub fn build_policies(resolved: &Resolved, model: &Model) -> CliResult<Policies>
         predictor: config.predictor.build().map_err(locate(Role::Predictor))?,
         selector: build_selector(resolved)?,
         transport: config.transport.build().map_err(locate(Role::Transport))?,
-        store: config.store.build().map_err(locate(Role::Store))?,
+        store: build_store(resolved)?,
     };
     check_fit(resolved, &*policies.predictor, model)?;
     Ok(policies)
@@ -128,6 +128,15 @@ pub fn build_policies(resolved: &Resolved, model: &Model) -> CliResult<Policies>
 pub fn build_selector(resolved: &Resolved) -> CliResult<Box<dyn Selector>> {
     let built = resolved.config.selector.build();
     built.map_err(|error| CliError::from(resolved.locate(spec_error(Role::Selector, error))))
+}
+
+/// Builds the store alone, which needs no model either.
+///
+/// # Errors
+/// Names the key that has an impossible value, and where the value came from.
+pub fn build_store(resolved: &Resolved) -> CliResult<Arc<dyn KvStore>> {
+    let built = resolved.config.store.build();
+    built.map_err(|error| CliError::from(resolved.locate(spec_error(Role::Store, error))))
 }
 
 /// An error of one field of a role's spec.

@@ -28,6 +28,7 @@ mod hub;
 mod interrupt;
 mod machine;
 mod nodes;
+mod output;
 mod progress;
 mod prompt;
 mod replay;
@@ -40,7 +41,7 @@ mod tokens;
 mod trace;
 mod ttft;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 use cli::{Cli, Command};
 use error::CliResult;
 use std::io::{BufWriter, IsTerminal, Write};
@@ -48,7 +49,22 @@ use std::process::ExitCode;
 
 /// The command line's definition, for documentation and its tests.
 pub fn command() -> clap::Command {
-    Cli::command()
+    takes_negative_numbers(Cli::command())
+}
+
+/// Lets `-1` be the value of an option, whose own error is clearer than that of an unknown option `-1`.
+fn takes_negative_numbers(command: clap::Command) -> clap::Command {
+    let takes_them = |argument: clap::Arg| {
+        let is_option = !argument.is_positional() && argument.get_action().takes_values();
+        argument.allow_negative_numbers(is_option)
+    };
+    command.mut_args(takes_them).mut_subcommands(takes_negative_numbers)
+}
+
+fn parse() -> Result<Cli, clap::Error> {
+    let mut command = command();
+    let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
 }
 
 /// Runs `oasis` on the arguments of the process.
@@ -58,7 +74,7 @@ pub fn command() -> clap::Command {
 pub fn main() -> ExitCode {
     // Only now is there but one thread.
     oasis_ucx::prepare_environment();
-    let cli = match Cli::try_parse() {
+    let cli = match parse() {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are "errors" that go to standard output with code 0.

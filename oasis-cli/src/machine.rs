@@ -61,6 +61,30 @@ fn memory_limit() -> Option<u64> {
         .min()
 }
 
+/// How much a process may lock in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LockLimit {
+    /// At most so many bytes.
+    Bytes(u64),
+    /// As much as there is.
+    Unlimited,
+}
+
+/// This process's limit of locked memory (`ulimit -l`), where the system says.
+pub fn lock_limit() -> Option<LockLimit> {
+    lock_limit_of(&fs::read_to_string("/proc/self/limits").ok()?)
+}
+
+/// The soft limit in a text such as `/proc/self/limits`.
+fn lock_limit_of(text: &str) -> Option<LockLimit> {
+    let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(LockLimit::Unlimited),
+        bytes => bytes.parse().ok().map(LockLimit::Bytes),
+    }
+}
+
 macro_rules! detected {
     ($detect:ident: $($feature:tt),*) => {
         [$(($feature, std::arch::$detect!($feature))),*]
@@ -87,6 +111,17 @@ mod tests {
         assert_eq!(memory_total("MemTotal:       24000000 kB\nMemFree: 1 kB\n"), Some(24_576_000_000));
         assert_eq!(memory_total("nonsense"), None);
         assert_eq!(field("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n", "model name"), Some("Some CPU @ 2 GHz"));
+    }
+
+    #[test]
+    fn the_limit_of_locked_memory_is_the_soft_one() {
+        let limits = |soft: &str| {
+            let rows = [["Max processes", "9", "9", "processes"], ["Max locked memory", soft, "unlimited", "bytes"]];
+            rows.map(|[name, soft, hard, unit]| format!("{name:<26}{soft:<21}{hard:<21}{unit:<10}\n")).concat()
+        };
+        assert_eq!(lock_limit_of(&limits("8388608")), Some(LockLimit::Bytes(8 << 20)));
+        assert_eq!(lock_limit_of(&limits("unlimited")), Some(LockLimit::Unlimited));
+        assert_eq!(lock_limit_of("Max processes 9 9 processes\n"), None);
     }
 
     #[test]

@@ -80,10 +80,12 @@ impl PromptArgs {
 
 /// UTF-8 text without its last line end.
 fn text(source: &str, bytes: std::io::Result<Vec<u8>>) -> CliResult<String> {
-    let bytes = bytes.map_err(|error| CliError::Input(format!("{source}: expected readable text, found: {error}")))?;
+    let wrong =
+        |problem: String| CliError::input(format!("{source}: expected {problem}"), "a prompt is plain text in UTF-8");
+    let bytes = bytes.map_err(|error| wrong(format!("readable text, found: {error}")))?;
     let mut text = String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        CliError::Input(format!("{source}: expected UTF-8 text, found other bytes at offset {at}"))
+        wrong(format!("UTF-8 text, found other bytes at offset {at}"))
     })?;
     if text.ends_with('\n') {
         text.pop();
@@ -145,6 +147,6 @@ mod tests {
         let path = folder.path().join("binary");
         std::fs::write(&path, b"ok\xff").unwrap();
         let binary = read(&args(None, Some(path)), "", false).unwrap_err();
-        assert!(binary.text().unwrap().ends_with("offset 2"), "{binary:?}");
+        assert!(binary.text().unwrap().contains("offset 2\n  hint: "), "{binary:?}");
     }
 }

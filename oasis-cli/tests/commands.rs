@@ -168,8 +168,18 @@ fn check_refuses_what_does_not_fit_together() {
         ("model.draft=smollm2-135m-eagle3", "draft head smollm2-135m-eagle3"),
         ("device.kv_memory=1MiB", "kv.budget_blocks: expected a working set within device.kv_memory = 1.0 MiB"),
     ];
-    for (set, message) in cases {
-        let (code, out, err) = run(folder.path(), &["check", "--set", set]);
+    // The missing driver would be the last thing to be found.
+    let on_gpu = [
+        ("transport.depth=99", "transport.depth: expected 2 to 16 entries in flight, or 0, found 99"),
+        ("transport.ctas=5000", "transport.ctas: expected at most 1024 thread blocks, or 0, found 5000"),
+        ("transport.kind=memcpy", "transport.kind: expected a transport that reaches GPU memory"),
+        ("device.max_context=999999", "device.max_context: expected at most the model's 16384 tokens, found 999999"),
+        ("kv.block_tokens=8", "kv.block_tokens: expected 16, the block size of the GPU's kernels, found 8"),
+    ];
+    let on_cpu = cases.map(|(set, message)| ("device.kind=cpu", set, message));
+    let on_gpu = on_gpu.map(|(set, message)| ("device.kind=cuda", set, message));
+    for (device, set, message) in on_cpu.into_iter().chain(on_gpu) {
+        let (code, out, err) = run(folder.path(), &["check", "--set", device, "--set", set]);
         assert_eq!((code, out.as_str()), (2, ""), "{set}: {err}");
         assert!(err.contains(&format!("error: {message}")) && err.contains("hint: "), "{set}: {err}");
     }
@@ -196,6 +206,9 @@ fn doctor_finds_rather_than_fails() {
     let (code, out, _) = run(folder.path(), &["doctor"]);
     assert_eq!(code, 0);
     assert!(out.contains("threads") && out.contains("oasis-tiny"), "{out}");
+    let line = |what: &str| out.lines().find(|line| line.starts_with(what)).map(|line| line[what.len()..].trim());
+    assert!(line("locked memory limit").is_some_and(|limit| !limit.is_empty()), "{out}");
+    assert!(line("cublas ").is_none() && line("cublaslt ").is_some(), "{out}");
     assert!(out.contains("! The configuration cannot be used: kv.budget_blocks"), "{out}");
     let output = oasis(folder.path()).env("HF_TOKEN", "hf_secret").args(["doctor", "--json"]).output().unwrap();
     let (code, out, _) = outcome(output);

@@ -22,6 +22,9 @@ use oasis_models::draft::Eagle3Spec;
 use oasis_models::spec::DecoderSpec;
 use std::sync::Arc;
 
+/// Most thread blocks of the kernel that reads entries: several a multiprocessor of any device.
+const MOST_CTAS: u32 = 1024;
+
 /// What of a configuration the device runs, and how much of it.
 ///
 /// # Errors
@@ -87,7 +90,7 @@ pub fn options(resolved: &Resolved, spec: &DecoderSpec, has_head: bool) -> CliRe
         memory_limit: Some(config.device.memory.0).filter(|bytes| *bytes > 0),
         prefill_chunk: config.prefill_chunk(),
         prefill_layers: Some(config.device.prefill_layers).filter(|layers| *layers > 0),
-        prefill_multiprocessors: Some(config.device.prefill_multiprocessors as u32).filter(|count| *count > 0),
+        prefill_multiprocessors: Some(config.device.prefill_multiprocessors).filter(|count| *count > 0),
         mode: match config.device.step {
             StepLaunch::Graph => StepMode::Graph,
             StepLaunch::Streams => StepMode::Streams,
@@ -122,7 +125,12 @@ fn sparse(resolved: &Resolved, spec: &DecoderSpec, budget: usize, has_head: bool
                     .hint("0 takes the usual number");
                 return Err(resolved.locate(error).into());
             }
-            let ctas = ctas.map_or(usual.ctas, |ctas| ctas as u32);
+            let ctas = ctas.unwrap_or(usual.ctas);
+            if ctas > MOST_CTAS {
+                let expected = format!("at most {MOST_CTAS} thread blocks, or 0");
+                let error = ConfigError::new("transport.ctas", expected, ctas).hint("0 lets the device choose");
+                return Err(resolved.locate(error).into());
+            }
             (GatherOptions { ctas, stages, stores: stages / 2 }, false)
         }
         Some(DeviceLink::CopyEngine) => (GatherOptions::default(), true),
@@ -216,14 +224,6 @@ pub fn node_options(resolved: &Resolved, spec: &DecoderSpec, has_head: bool) -> 
     Ok(options)
 }
 
-/// The store of a configuration.
-///
-/// # Errors
-/// When it cannot be built.
-pub fn store(config: &Config) -> CliResult<Arc<dyn KvStore>> {
-    config.store.build().map_err(|error| spec_error(Role::Store, error).into())
-}
-
 /// Weights for the device.
 pub enum Weights<'a> {
     /// Of a checkpoint.
@@ -298,7 +298,9 @@ fn head_shape(spec: &DecoderSpec) -> HeadShape {
 /// When the plan does not fit, before anything is read; or when the device refuses.
 pub fn start(config: &Config, weights: &Weights<'_>, options: CudaOptions) -> CliResult<CudaExecutor> {
     let store = match &options.residency {
-        Residency::Sparse(sparse) if sparse.through_store => Some(store(config)?),
+        Residency::Sparse(sparse) if sparse.through_store => {
+            Some(config.store.build().map_err(|error| CliError::from(spec_error(Role::Store, error)))?)
+        }
         _ => None,
     };
     start_over(config, weights, options, store)
@@ -326,7 +328,7 @@ pub fn start_over(
             parts.selector = Some(config.selector.build().map_err(failure)?);
         }
         if let Some(DeviceLink::Gather { ctas, depth }) = config.transport.device_link() {
-            let (head_dim, ctas) = (weights.spec().head_dim, ctas.map(|ctas| ctas as u32));
+            let head_dim = weights.spec().head_dim;
             sparse.gather = oasis_cuda::measure::gather_options(&device, head_dim, ctas, depth)?;
         }
     }

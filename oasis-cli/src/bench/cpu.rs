@@ -20,6 +20,8 @@ use std::time::Instant;
 
 /// Steps of one mode before the next has its turn.
 const TURN: usize = 8;
+/// Steps before the first turn: the first of a sparse request reads the full KV from the store.
+const WARM_UP: usize = 2;
 
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -67,6 +69,12 @@ pub struct Steps {
     pub floor_ms: f64,
 }
 
+/// Most tokens that follow the prompt where each mode is measured over `steps` steps. Sparse and paused ones are decoded on
+/// one request, and the first step of a turn is not measured.
+pub fn room(steps: usize) -> usize {
+    3 * (steps + TURN) + WARM_UP
+}
+
 /// Measures `steps` steps of each mode after `prompt`.
 ///
 /// # Errors
@@ -85,12 +93,10 @@ pub fn measure(resolved: &Resolved, model: &Model, prompt: &[TokenId], steps: us
     let state = PromptState::read(&weights, prompt, config.prefill_chunk(), &mut |_, _| ());
     let prefill = start.elapsed().as_secs_f64();
     let request = RequestId(1);
-    // Two warm-up steps: the first of a sparse request reads the full KV from the store.
-    let room = 3 * (steps + TURN) + 2;
     let mut tokens = [0, 1].map(|_| TokenId(0));
     for (executor, token) in [&mut dense, &mut sparse].into_iter().zip(&mut tokens) {
-        *token = executor.resume(&state, request, room, SamplingParams::default())?;
-        for _ in 0..2 {
+        *token = executor.resume(&state, request, room(steps), SamplingParams::default())?;
+        for _ in 0..WARM_UP {
             *token = step(executor, *token)?;
         }
     }

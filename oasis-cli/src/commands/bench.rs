@@ -1,17 +1,17 @@
 //! `oasis bench`: speed, each figure beside its floor.
 
-use crate::args::GlobalArgs;
-use crate::args::ModelArgs;
+use crate::args::{GlobalArgs, ModelArgs, count};
 use crate::assemble;
-use crate::bench::cpu;
 use crate::bench::gpu::{self, decode, kernels, link, prefill, serve, traffic};
-use crate::error::{CliError, CliResult};
+use crate::bench::{Longest, cpu, expect_device};
+use crate::error::CliResult;
 use crate::eval::setting::Contender;
 use crate::eval::tasks;
 use crate::settings::resolve;
 use crate::sweep::{Needs, Work};
 use crate::tokens::ModelText;
 use clap::{Args, Subcommand};
+use oasis_core::config::DeviceKind;
 use oasis_core::ids::TokenId;
 use std::io::Write;
 
@@ -43,10 +43,10 @@ enum Target {
 #[derive(Debug, Args)]
 struct CpuArgs {
     /// Prompt tokens
-    #[arg(long, value_name = "TOKENS", default_value_t = 8000)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 8000, value_parser = count(1))]
     context: usize,
     /// Decode steps of each mode
-    #[arg(long, value_name = "N", default_value_t = 48)]
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = count(1))]
     steps: usize,
     /// Print JSON
     #[arg(long)]
@@ -92,18 +92,16 @@ pub fn run(args: &BenchArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRes
         Target::Kernels(args) => return kernels::run(args, global, out),
     };
     let resolved = resolve(global, args.model.layers()?)?;
-    assemble::check_device(&resolved.config)?;
+    expect_device(&resolved, DeviceKind::Cpu)?;
     let model = assemble::open_model(&resolved.config)?;
+    let longest = Longest {
+        argument: "--context",
+        prompt: args.context,
+        after: cpu::room(args.steps),
+        hint: "lower --context or --steps",
+    };
+    longest.within(model.checkpoint.spec().max_positions, &model.checkpoint.provenance().name)?;
     let prompt = prompt(&ModelText::new(&model.checkpoint)?, args.context)?;
-    let limit = model.checkpoint.spec().max_positions;
-    // As many steps as are decoded after the prompt, sparse and paused ones on one request.
-    let needed = args.context + 3 * (args.steps + 8) + 2;
-    if args.context == 0 || args.steps == 0 || needed > limit {
-        return Err(CliError::input(
-            format!("expected a context with steps of 1 to {limit} tokens, found {needed}"),
-            "change --context or --steps",
-        ));
-    }
     let bench = cpu::measure(&resolved, &model, &prompt, args.steps)?;
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &bench)?;

@@ -1,12 +1,15 @@
 //! `oasis check`: everything that can go wrong before the weights are read.
 
 use crate::args::GlobalArgs;
-use crate::assemble::{self, Model, Policies};
+use crate::assemble::{self, Model, cuda};
 use crate::error::CliResult;
 use crate::settings;
 use crate::text::{columns, grouped, size};
 use clap::Args;
-use oasis_core::config::{Budget, Resolved};
+use oasis_core::config::{Budget, DeviceKind, Resolved};
+use oasis_core::geometry::{KvDtype, KvGeometry};
+use oasis_core::memory::KvStore;
+use oasis_core::policy::Selector;
 use oasis_core::registry::Role;
 use std::io::Write;
 
@@ -14,24 +17,34 @@ use std::io::Write;
 #[derive(Debug, Args)]
 pub struct CheckArgs {}
 
-/// Resolves the configuration, opens the model and builds every part; prints a line for each.
+/// Resolves the configuration, opens the model and builds every part; prints a line for each. Looks for the device last:
+/// the rest can be checked on a machine without one.
 ///
 /// # Errors
 /// The first thing that is wrong.
 pub fn run(_args: &CheckArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
     let resolved = settings::resolve(global, Vec::new())?;
     let config = &resolved.config;
-    assemble::check_device(config)?;
     let model = assemble::open_model(config)?;
     model.checkpoint.tokenizer()?;
-    let policies = assemble::build_policies(&resolved, &model)?;
+    let (selector, store) = match config.device.kind {
+        DeviceKind::Cpu => {
+            let policies = assemble::build_policies(&resolved, &model)?;
+            (policies.selector, policies.store)
+        }
+        DeviceKind::Cuda => {
+            cuda::options(&resolved, model.checkpoint.spec(), model.head.is_some())?;
+            (assemble::build_selector(&resolved)?, assemble::build_store(&resolved)?)
+        }
+    };
+    assemble::check_device(config)?;
 
     let mut rows = vec![line("configuration", format!("{} values", resolved.values.len()))];
     describe_model(&model, &mut rows);
     for role in Role::ALL {
         rows.push(line(role.section(), kind(&resolved, role)));
     }
-    describe_memory(&resolved, &model, &policies, &mut rows);
+    describe_memory(&resolved, &model, &*selector, &*store, &mut rows);
     for line in columns(&rows) {
         writeln!(out, "{line}")?;
     }
@@ -62,10 +75,20 @@ fn describe_model(model: &Model, rows: &mut Vec<Vec<String>>) {
     ));
 }
 
-fn describe_memory(resolved: &Resolved, model: &Model, policies: &Policies, rows: &mut Vec<Vec<String>>) {
+fn describe_memory(
+    resolved: &Resolved,
+    model: &Model,
+    selector: &dyn Selector,
+    store: &dyn KvStore,
+    rows: &mut Vec<Vec<String>>,
+) {
     let config = &resolved.config;
     let spec = model.checkpoint.spec();
-    let geometry = assemble::geometry(config, spec);
+    let dtype = match config.device.kind {
+        DeviceKind::Cpu => KvDtype::F32,
+        DeviceKind::Cuda => KvDtype::Bf16,
+    };
+    let geometry = KvGeometry { dtype, ..assemble::geometry(config, spec) };
     let context = grouped(spec.max_positions as u64);
     let dense = size(geometry.dense_bytes(spec.max_positions));
     rows.push(line("full context", format!("{context} tokens, {dense} of KV")));
@@ -77,11 +100,11 @@ fn describe_memory(resolved: &Resolved, model: &Model, policies: &Policies, rows
                 "{} tokens, {} of KV; at most {} admissions a step and KV head",
                 grouped((blocks * geometry.block_tokens) as u64),
                 size(assemble::working_set_bytes(&geometry, blocks)),
-                policies.selector.cap(blocks).min(blocks),
+                selector.cap(blocks).min(blocks),
             ),
         },
     ));
-    let capacity = policies.store.usage().capacity;
+    let capacity = store.usage().capacity;
     let tokens = capacity / geometry.dense_bytes(1).max(1);
     rows.push(line("capacity", format!("{}, {} tokens of KV", size(capacity), grouped(tokens))));
 }

@@ -3,7 +3,7 @@
 use crate::args::GlobalArgs;
 use crate::error::CliResult;
 use crate::fabric::Fabric;
-use crate::machine::{self, Machine};
+use crate::machine::{self, LockLimit, Machine};
 use crate::{env, hub, settings, text};
 use clap::Args;
 use oasis_core::registry::{self, Role};
@@ -27,8 +27,12 @@ pub struct DoctorArgs {
 struct Findings {
     version: &'static str,
     machine: Machine,
+    /// How much memory may be locked, as RDMA adapters need it.
+    lock_limit: Option<LockLimit>,
     cuda: CudaProbe,
-    /// Measured, where the first device can be used.
+    /// The configured device.
+    ordinal: usize,
+    /// Its ceilings, measured where it can be used.
     ceilings: Option<Ceilings>,
     /// What blocks can cross between nodes over.
     nodes: Fabric,
@@ -78,6 +82,7 @@ pub fn run(args: &DoctorArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRe
 fn examine(global: &GlobalArgs) -> Findings {
     let resolved = settings::resolve(global, Vec::new());
     let nodes = Fabric::examine(&resolved.as_ref().map(|r| r.config.nodes.clone()).unwrap_or_default());
+    let ordinal = resolved.as_ref().map_or(0, |r| r.config.device.ordinal);
     let config = ConfigFindings {
         file: settings::config_file(global).map(|path| path.display().to_string()),
         problem: resolved.err().and_then(|e| e.text().map(str::to_owned)),
@@ -91,12 +96,14 @@ fn examine(global: &GlobalArgs) -> Findings {
     };
     let plugins = registry::plugins();
     let cuda = oasis_cuda::probe();
-    let usable = CudaUnavailable::check(&cuda, 0).is_ok();
-    let ceilings = usable.then(|| Device::open(0).and_then(|device| Ceilings::measure(&device)).ok()).flatten();
+    let usable = CudaUnavailable::check(&cuda, ordinal).is_ok();
+    let ceilings = usable.then(|| Device::open(ordinal).and_then(|device| Ceilings::measure(&device)).ok()).flatten();
     let mut findings = Findings {
         version: env!("CARGO_PKG_VERSION"),
         machine: machine::examine(),
+        lock_limit: machine::lock_limit(),
         cuda,
+        ordinal,
         ceilings,
         nodes,
         config,
@@ -132,7 +139,7 @@ fn advise(found: &Findings) -> Vec<String> {
         advice.push(format!("There is no home folder: set {} to a folder for downloaded models.", env::HF_HUB_CACHE));
     }
     advice.extend(found.nodes.problem.clone());
-    if let Err(cuda) = CudaUnavailable::check(&found.cuda, 0) {
+    if let Err(cuda) = CudaUnavailable::check(&found.cuda, found.ordinal) {
         advice.push(format!("No CUDA: expected {}, found {}.\n  hint: {}", cuda.expected, cuda.found, cuda.hint));
     }
     advice
@@ -148,6 +155,14 @@ fn rows(found: &Findings) -> Vec<Vec<String>> {
         ("simd", found.machine.cpu_features.join(" ")),
         ("memory", found.machine.memory.map_or_else(|| "unknown".to_owned(), text::size)),
         ("memory limit", found.machine.memory_limit.map_or_else(|| "none".to_owned(), text::size)),
+        (
+            "locked memory limit",
+            match found.lock_limit {
+                Some(LockLimit::Bytes(bytes)) => format!("{} (ulimit -l)", text::size(bytes)),
+                Some(LockLimit::Unlimited) => "none".to_owned(),
+                None => "unknown".to_owned(),
+            },
+        ),
     ];
     match &found.cuda.driver {
         None => rows.push(("cuda driver", yes(false))),
@@ -163,12 +178,12 @@ fn rows(found: &Findings) -> Vec<Vec<String>> {
         }
     }
     rows.push(("nvrtc", yes(found.cuda.nvrtc)));
-    rows.push(("cublas", yes(found.cuda.cublas)));
     rows.push(("cublaslt", yes(found.cuda.cublaslt)));
     if let Some(ceilings) = &found.ceilings {
-        rows.push(("memory read", format!("{:.2} TB/s, measured", ceilings.memory_read / 1e12)));
+        let device = found.ordinal;
+        rows.push(("memory read", format!("{:.2} TB/s of device {device}, measured", ceilings.memory_read / 1e12)));
         let (to, from) = (ceilings.host_to_device / 1e9, ceilings.device_to_host / 1e9);
-        rows.push(("link", format!("{to:.1} GB/s to the device, {from:.1} GB/s back, pinned, measured")));
+        rows.push(("link", format!("{to:.1} GB/s to device {device}, {from:.1} GB/s back, pinned, measured")));
     }
     rows.extend(found.nodes.rows());
     rows.push(("config file", found.config.file.clone().unwrap_or_else(|| "none, defaults only".to_owned())));

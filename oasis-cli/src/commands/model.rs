@@ -1,6 +1,7 @@
 //! `oasis model`: what measured values say of what was not measured.
 
 use crate::error::{CliError, CliResult};
+use crate::output::refused;
 use crate::ttft::{Measured, Missed, Ttft, draw, render};
 use clap::{Args, Subcommand};
 use std::io::Write;
@@ -78,7 +79,5 @@ pub fn run(args: &ModelCommandArgs, out: &mut dyn Write) -> CliResult {
     let Some(path) = &args.plot else { return Ok(()) };
     let shares: Vec<f64> = (0..20).map(|step| f64::from(step) / 20.0).collect();
     let picture = draw(&measured, &points(&shares)).unwrap_or_default();
-    std::fs::write(path, picture).map_err(|error| {
-        CliError::Input(format!("--plot {}: expected a file that can be written, found: {error}", path.display()))
-    })
+    std::fs::write(path, picture).map_err(|error| refused("--plot", path, &error))
 }

@@ -8,6 +8,7 @@ use crate::error::{CliError, CliResult};
 use crate::eval::meter::{AgreementMeter, Chooser, Source, Totals};
 use crate::generate::{Finish, Generation, generate};
 use crate::nodes::{self, NodeArgs};
+use crate::output::NewFile;
 use crate::prompt::PromptArgs;
 use crate::report::{Agreement, RunReport};
 use crate::settings::resolve;
@@ -21,11 +22,10 @@ use oasis_core::policy::{Aggregate, QuerySource};
 use oasis_models::checkpoint;
 use oasis_models::cpu::CpuExecutor;
 use serde::Serialize;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use tempfile::NamedTempFile;
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -66,10 +66,10 @@ struct Shorthands {
     #[arg(long)]
     dense: bool,
     /// sampling.temperature: 0 always takes the likeliest token
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    #[arg(long, value_name = "T")]
     temperature: Option<f32>,
     /// sampling.top_p: the likeliest tokens that make up this probability
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P")]
     top_p: Option<f32>,
     /// sampling.top_k: the K likeliest tokens, 0 for all
     #[arg(long, value_name = "K")]
@@ -123,7 +123,7 @@ struct Document<'a> {
 /// # Errors
 /// When the input is wrong, the device is lost, or Ctrl-C ends the answer (after the report).
 pub fn run(args: &RunArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
-    let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;
+    let trace = args.trace.as_deref().map(|path| NewFile::create("--trace", path)).transpose()?;
     let tracer = if trace.is_some() { Tracer::recording() } else { Tracer::default() };
     let result = match args.prompt.read()? {
         Some(prompt) if args.node.is_some() => ask(args, global, &prompt, out),
@@ -133,7 +133,7 @@ pub fn run(args: &RunArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResul
     };
     // The steps before a Ctrl-C are worth looking at too.
     if let (Some(file), Ok(()) | Err(CliError::Interrupted)) = (trace, &result) {
-        file.write(&tracer)?;
+        file.write(|file| tracer.write_chrome_trace(file))?;
     }
     result
 }
@@ -262,28 +262,6 @@ impl Audit {
     fn agreement(self) -> Option<Agreement> {
         let totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
         totals.per_layer(self.source).and_then(Agreement::of_layers)
-    }
-}
-
-/// A trace that appears under its name only when it is complete.
-struct TraceFile {
-    path: PathBuf,
-    file: NamedTempFile,
-}
-
-impl TraceFile {
-    fn create(path: &Path) -> CliResult<Self> {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let file = NamedTempFile::new_in(folder).map_err(|error| {
-            CliError::Input(format!("--trace {}: expected a file that can be written, found: {error}", path.display()))
-        })?;
-        Ok(Self { path: path.to_owned(), file })
-    }
-
-    fn write(mut self, tracer: &Tracer) -> CliResult {
-        tracer.write_chrome_trace(&mut BufWriter::new(&mut self.file))?;
-        self.file.persist(&self.path).map_err(|error| CliError::from(error.error))?;
-        Ok(())
     }
 }
 

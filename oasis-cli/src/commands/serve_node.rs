@@ -152,7 +152,7 @@ impl Parts {
             DeviceKind::Cpu => Ok(Self::Cpu(assemble::build_policies(resolved, model)?)),
             DeviceKind::Cuda => {
                 let options = cuda::node_options(resolved, model.checkpoint.spec(), model.head.is_some())?;
-                Ok(Self::Cuda { options, store: cuda::store(&resolved.config)? })
+                Ok(Self::Cuda { options, store: assemble::build_store(resolved)? })
             }
         }
     }

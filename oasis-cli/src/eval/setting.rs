@@ -11,13 +11,19 @@ use oasis_cuda::executor::CudaOptions;
 /// A policy under test: a name and the settings that make it.
 pub struct Contender {
     name: String,
+    /// In front of a setting in messages.
+    argument: &'static str,
     settings: Vec<String>,
 }
 
 impl Contender {
-    /// From `key=value,key=value`.
+    /// From `key=value,key=value`, as `--with` takes them.
     pub fn parse(text: &str) -> Self {
-        Self { name: text.to_owned(), settings: text.split(',').map(str::to_owned).collect() }
+        Self { name: text.to_owned(), argument: "--with ", settings: text.split(',').map(str::to_owned).collect() }
+    }
+
+    fn of_ours(name: &str, settings: &[&str]) -> Self {
+        Self { name: name.to_owned(), argument: "", settings: settings.iter().map(ToString::to_string).collect() }
     }
 
     /// The configuration as it is, or the usual ones; then one for each of `with`.
@@ -29,12 +35,12 @@ impl Contender {
 
     /// The configuration as it is.
     pub fn configured() -> Self {
-        Self { name: "configured".to_owned(), settings: Vec::new() }
+        Self::of_ours("configured", &[])
     }
 
     /// Dense decoding.
     pub fn dense() -> Self {
-        Self { name: "dense".to_owned(), settings: vec!["kv.budget_blocks=all".to_owned()] }
+        Self::of_ours("dense", &["kv.budget_blocks=all"])
     }
 
     /// Dense decoding, the upper and the lower bound, and the policies between.
@@ -45,8 +51,7 @@ impl Contender {
             ("last-query + capped-lru", ["predictor.kind=last-query", "selector.kind=capped-lru"]),
             ("static", ["predictor.kind=last-query", "selector.kind=static"]),
         ];
-        let sparse =
-            rows.map(|(name, settings)| Self { name: name.to_owned(), settings: settings.map(str::to_owned).to_vec() });
+        let sparse = rows.map(|(name, settings)| Self::of_ours(name, &settings));
         std::iter::once(Self::dense()).chain(sparse).collect()
     }
 
@@ -60,7 +65,8 @@ impl Contender {
     /// # Errors
     /// When one is no assignment.
     pub fn layers(&self) -> CliResult<Vec<Layer>> {
-        self.settings.iter().map(|setting| Ok(Layer::assignment(setting, setting)?)).collect()
+        let layer = |setting: &String| Ok(Layer::assignment(&format!("{}{setting}", self.argument), setting)?);
+        self.settings.iter().map(layer).collect()
     }
 }
 

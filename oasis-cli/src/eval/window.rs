@@ -2,6 +2,7 @@
 
 use crate::error::{CliError, CliResult};
 use crate::eval::running::{Running, Traffic};
+use crate::text::grouped;
 use oasis_core::ids::TokenId;
 
 /// A context and the tokens that follow it; the normal token is forced along them.
@@ -19,13 +20,20 @@ pub fn describe_contexts(lengths: impl Iterator<Item = usize> + Clone) -> String
     format!("{} contexts of {shortest} to {longest} tokens", lengths.count())
 }
 
+/// Says on standard error that there are fewer windows than were asked for; `found` says how many.
+pub fn warn_of_fewer(there: usize, asked: usize, found: impl Fn(usize) -> String) {
+    if there < asked {
+        eprintln!("warning: {}, {} were asked for", found(there), grouped(asked as u64));
+    }
+}
+
 /// Tokens of the longest window; 0 where there is none.
 pub fn longest(windows: &[Window]) -> usize {
     windows.iter().map(|window| window.context.len() + window.forced.len()).max().unwrap_or(0)
 }
 
 impl Window {
-    /// Windows of `context + steps + 1` tokens from a text, at most `count`, spread evenly over it.
+    /// Windows of `context + steps + 1` tokens from a text, `count` or as many as it has room for, spread evenly over it.
     ///
     /// # Errors
     /// When the text has not even one.
@@ -38,7 +46,12 @@ impl Window {
             ));
         };
         // Overlapping windows would count the same steps twice.
-        let count = count.clamp(1, tokens.len() / length);
+        let most = tokens.len() / length;
+        warn_of_fewer(most, count, |room| {
+            let windows = if room == 1 { "1 window" } else { &format!("{room} windows") };
+            format!("the text has room for {windows} of {} tokens", grouped(length as u64))
+        });
+        let count = count.clamp(1, most);
         let starts = (0..count).map(|i| if count == 1 { 0 } else { room * i / (count - 1) });
         Ok(starts
             .map(|start| {

@@ -4,6 +4,7 @@
 //! (version 1): fields in order, integers as variable-length ones, floats as 4 bytes, lists after their length.
 
 use crate::error::{CliError, CliResult};
+use crate::output::NewFile;
 use flate2::Compression;
 use flate2::read::DeflateDecoder;
 use flate2::write::DeflateEncoder;
@@ -95,27 +96,19 @@ impl std::ops::AddAssign for Counts {
 }
 
 impl Recording {
-    /// Writes the file, which appears when it is complete; gives its bytes.
+    /// Writes the file; gives its bytes.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn write(&self, path: &Path) -> CliResult<u64> {
-        let refused = |error: &dyn std::fmt::Display| {
-            CliError::Input(format!("--output {}: expected a file that can be written, found: {error}", path.display()))
-        };
+    pub fn write(&self, file: NewFile) -> CliResult<u64> {
         let plain = postcard::to_stdvec(self).map_err(|error| CliError::Failure(error.to_string()))?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let write = || -> std::io::Result<u64> {
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write(|file| {
             file.write_all(MAGIC)?;
-            let mut stream = DeflateEncoder::new(&mut file, Compression::default());
+            let mut stream = DeflateEncoder::new(file, Compression::default());
             stream.write_all(&plain)?;
             stream.finish()?;
-            let bytes = file.as_file().metadata()?.len();
-            file.persist(path)?;
-            Ok(bytes)
-        };
-        write().map_err(|error| refused(&error))
+            Ok(())
+        })
     }
 
     /// Reads a file and checks that it can be replayed.

@@ -7,6 +7,7 @@ use crate::eval::observed::Plan;
 use crate::eval::setting::Setting;
 use crate::eval::tests::turn;
 use crate::eval::window::Window;
+use crate::output::NewFile;
 use crate::replay::link::LinkClock;
 use crate::replay::recording::{Counts, Member, Request, Selection};
 use crate::replay::{LinkModel, Recording, Replayed, record, replay};
@@ -192,7 +193,7 @@ fn a_file_gives_back_what_was_written_and_damage_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.selections");
     let recording = by_hand();
-    let bytes = recording.write(&path).unwrap();
+    let bytes = recording.write(NewFile::create("--output", &path).unwrap()).unwrap();
     assert_eq!(Recording::read(&path).unwrap(), recording);
     let whole = std::fs::read(&path).unwrap();
     assert_eq!(whole.len() as u64, bytes);
@@ -217,7 +218,7 @@ fn a_file_gives_back_what_was_written_and_damage_is_an_error() {
     let broken = |change: &dyn Fn(&mut Recording), message: &str| {
         let mut recording = by_hand();
         change(&mut recording);
-        recording.write(&path).unwrap();
+        recording.write(NewFile::create("--output", &path).unwrap()).unwrap();
         let error = Recording::read(&path).unwrap_err();
         assert!(error.text().unwrap().contains(message), "{:?}", error.text());
     };

@@ -88,7 +88,8 @@ impl Layer {
                 argument,
                 "key=value, such as selector.fetch_ratio=0.05",
                 format!("`{assignment}`"),
-            ));
+            )
+            .hint("`oasis explain` prints every key"));
         };
         let path: Vec<&str> = key.trim().split('.').collect();
         Ok(Self { origin: Origin::Argument(argument.to_owned()), table: nest(&path, scalar(value.trim())) })
@@ -330,10 +331,25 @@ fn blame<T: DeserializeOwned>(name: &str, defaults: &Table, merged: &Merged, mes
             let message = error.message();
             let expected = message.split_once("expected ").map_or(message, |(_, rest)| rest);
             let expected = expected.split(", found").next().unwrap_or(expected).trim_end();
-            return ConfigError::new(format!("{name}.{key}"), expected, describe(value)).from_origin(Some(origin));
+            let default = defaults.get(key).map_or_else(|| "none".to_owned(), describe);
+            return ConfigError::new(format!("{name}.{key}"), in_words(expected), describe(value))
+                .from_origin(Some(origin))
+                .hint(format!("the default is {default}"));
         }
     }
     ConfigError::new(name, "a section whose values fit together", message)
+}
+
+/// What a reader of configuration expects, where it says so with a type of the program.
+fn in_words(expected: &str) -> &str {
+    match expected {
+        "usize" | "u64" => "a whole number of at least 0",
+        "u32" => "a whole number from 0 to 4,294,967,295",
+        "f32" | "f64" => "a number",
+        "a boolean" => "true or false",
+        "a string" => "a text",
+        other => other,
+    }
 }
 
 fn describe(value: &Value) -> String {

@@ -115,7 +115,7 @@ pub enum Budget {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a number of blocks or \"all\"")]
 enum BudgetValue {
     Blocks(usize),
     Word(String),
@@ -171,7 +171,7 @@ pub struct DeviceConfig {
     pub step: StepLaunch,
     /// Multiprocessors of a prefill on a CUDA device that is nearly full of requests that decode, so that steps need not wait
     /// for its long kernels; 0 lets it take all.
-    pub prefill_multiprocessors: usize,
+    pub prefill_multiprocessors: u32,
     /// Layers whose full KV a prefill may keep on a CUDA device; 0 takes as many as cost no request its
     /// place.
     pub prefill_layers: usize,

@@ -118,21 +118,33 @@ fn an_unknown_section_key_or_kind_suggests_the_nearest() {
 
 #[test]
 fn a_value_of_the_wrong_type_is_named_with_its_origin() {
-    for (assignment, key, found) in [
-        ("kv.block_tokens=-3", "kv.block_tokens", "-3"),
-        ("kv.block_tokens=many", "kv.block_tokens", "\"many\""),
-        ("selector.fetch_ratio=all", "selector.fetch_ratio", "\"all\""),
-        ("selector.sinks=true", "selector.sinks", "true"),
-        ("store.capacity=huge", "store.capacity", "\"huge\""),
-        ("device.kind=tpu", "device.kind", "\"tpu\""),
-        ("sampling.temperature=[1]", "sampling.temperature", "an array"),
-        ("kv.budget_blocks=some", "kv.budget_blocks", "\"some\""),
+    let (whole, size) = ("a whole number of at least 0", "a size such as \"8GiB\"");
+    let blocks = "a number of blocks or \"all\"";
+    for (assignment, key, expected, found) in [
+        ("kv.block_tokens=-3", "kv.block_tokens", whole, "-3"),
+        ("kv.block_tokens=many", "kv.block_tokens", whole, "\"many\""),
+        ("selector.fetch_ratio=all", "selector.fetch_ratio", "a number", "\"all\""),
+        ("selector.sinks=true", "selector.sinks", whole, "true"),
+        ("store.capacity=huge", "store.capacity", size, "\"huge\""),
+        ("store.capacity=-1", "store.capacity", "a size such as \"8GiB\" or a number of bytes", "-1"),
+        ("device.kind=tpu", "device.kind", "`cpu` or `cuda`", "\"tpu\""),
+        (
+            "device.prefill_multiprocessors=99999999999",
+            "device.prefill_multiprocessors",
+            "a whole number from 0 to 4,294,967,295",
+            "99999999999",
+        ),
+        ("sampling.temperature=[1]", "sampling.temperature", "a number", "an array"),
+        ("model.path=3", "model.path", "a text", "3"),
+        ("kv.budget_blocks=some", "kv.budget_blocks", blocks, "\"some\""),
+        ("kv.budget_blocks=-1", "kv.budget_blocks", blocks, "-1"),
     ] {
         // A sound value of another key, which must not be blamed.
         let error = error(&[file("[engine]\nmax_batch = 3\n[selector]\nsinks = 1"), set(assignment)]);
         assert_eq!((error.key.as_str(), error.found.as_str()), (key, found), "{error}");
         assert_eq!(error.origin, Some(Origin::Argument(format!("--set {assignment}"))), "{error}");
-        assert!(!error.expected.is_empty());
+        assert_eq!(error.expected, expected, "{error}");
+        assert!(error.hint.as_ref().is_some_and(|hint| hint.starts_with("the default is ")), "{error}");
     }
     let section = error(&[file("kv = 3")]);
     assert_eq!((section.key.as_str(), section.found.as_str()), ("kv", "3"));

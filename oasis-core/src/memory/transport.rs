@@ -44,7 +44,7 @@ pub enum DeviceLink {
     /// The device's own kernel reads entries from mapped host memory.
     Gather {
         /// Thread blocks of the kernel; `None` lets the device choose.
-        ctas: Option<usize>,
+        ctas: Option<u32>,
         /// Entries in flight in each of them; `None` lets the device choose.
         depth: Option<usize>,
     },

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PcieUva {
-    /// Thread blocks; 0 lets the device choose.
-    pub ctas: usize,
+    /// Thread blocks, at most 1,024; 0 lets the device choose.
+    pub ctas: u32,
     /// Entries in flight in each of them, 2 to 16; 0 lets the device choose.
     pub depth: usize,
 }
@@ -24,8 +24,8 @@ oasis_core::register! {
         }
 
         fn device_link(&self) -> Option<DeviceLink> {
-            let chosen = |value: usize| Some(value).filter(|value| *value > 0);
-            Some(DeviceLink::Gather { ctas: chosen(self.ctas), depth: chosen(self.depth) })
+            let (ctas, depth) = (self.ctas, self.depth);
+            Some(DeviceLink::Gather { ctas: (ctas > 0).then_some(ctas), depth: (depth > 0).then_some(depth) })
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Decode steps of full batches: what a decode node does while prefill runs elsewhere.
 
 use super::{Bench, Conditions, Subject, expect_admitted, median, sequence};
-use crate::args::GlobalArgs;
+use crate::args::{GlobalArgs, count, share};
+use crate::bench::Longest;
 use crate::error::{CliError, CliResult};
 use crate::text::columns;
 use clap::Args;
@@ -19,13 +20,13 @@ use std::time::Instant;
 #[derive(Debug, Args)]
 pub struct DecodeArgs {
     /// Requests that decode together; several to sweep. Those that do not fit are left out and named
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,16,64")]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,16,64", value_parser = count(1))]
     batch: Vec<usize>,
     /// Tokens of each request's context
-    #[arg(long, value_name = "TOKENS", default_value_t = 16_384)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 16_384, value_parser = count(1))]
     context: usize,
     /// Most admissions as shares of the budget; several to sweep
-    #[arg(long, value_name = "R,...", value_delimiter = ',', default_value = "0.05")]
+    #[arg(long, value_name = "R,...", value_delimiter = ',', default_value = "0.05", value_parser = share)]
     fetch_ratio: Vec<f64>,
     /// Measure dense decoding too
     #[arg(long)]
@@ -34,7 +35,7 @@ pub struct DecodeArgs {
     #[arg(long)]
     dense_only: bool,
     /// Steps of each measurement
-    #[arg(long, value_name = "N", default_value_t = 48)]
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = count(1))]
     steps: usize,
     /// Say where the time of a step goes: events around every operation, in steps of their own
     #[arg(long)]
@@ -105,16 +106,15 @@ const PROFILED: usize = 5;
 /// # Errors
 /// When the input is wrong, nothing fits, or the device fails.
 pub fn run(args: &DecodeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
-    let largest = args.batch.iter().copied().max().unwrap_or(0);
-    if args.batch.contains(&0) || largest == 0 || args.steps == 0 || args.context == 0 {
-        return Err(CliError::input(
-            "expected batches, steps and contexts of at least 1, found 0",
-            "change --batch, --steps or --context",
-        ));
-    }
+    let largest = args.batch.iter().copied().max().unwrap_or(1);
     // Every measurement runs on fresh requests.
-    let room = args.steps + WARM_UP + PROFILED + 2;
-    let bench = args.subject.open(global, largest, args.context + room)?;
+    let longest = Longest {
+        argument: "--context",
+        prompt: args.context,
+        after: args.steps + WARM_UP + PROFILED + 2,
+        hint: "lower --context or --steps",
+    };
+    let bench = args.subject.open(global, largest, &longest)?;
     let ceilings = Ceilings::measure(&bench.device()?)?;
     let mut report = Report {
         device: bench.device()?.facts.name.clone(),

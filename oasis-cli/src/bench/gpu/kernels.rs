@@ -1,9 +1,9 @@
 //! The kernels of steps and prefills one by one, each beside its floor.
 
-use crate::args::GlobalArgs;
+use super::{Shape, resolve_on_gpu};
+use crate::args::{GlobalArgs, count};
 use crate::assemble;
 use crate::error::{CliError, CliResult};
-use crate::settings::resolve;
 use crate::text::columns;
 use clap::{Args, ValueEnum};
 use oasis_core::config::{Budget, Layer};
@@ -15,7 +15,6 @@ use oasis_cuda::gemm::{GemmOptions, GemmShape, Gemms, Output};
 use oasis_cuda::layout::BLOCK_TOKENS;
 use oasis_cuda::measure::kernels::{GatherBeside, Heads, KernelBench, KernelTime};
 use oasis_cuda::measure::{Ceilings, gather_options};
-use oasis_models::shapes;
 use oasis_models::spec::DecoderSpec;
 use serde::Serialize;
 use std::io::Write;
@@ -25,12 +24,12 @@ use std::io::Write;
 pub struct KernelsArgs {
     /// Shape of the model: qwen3-8b, llama-3.1-8b or qwen3-30b-a3b
     #[arg(long, value_name = "NAME", default_value = "qwen3-8b")]
-    shape: String,
+    shape: Shape,
     /// Requests that decode together; several to sweep
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,16,64")]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,16,64", value_parser = count(1))]
     batch: Vec<usize>,
-    /// Tokens of each request's context, and of prompts; several to sweep
-    #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "16384")]
+    /// Tokens of each request's context, and of prompts, at least 16; several to sweep
+    #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "16384", value_parser = count(BLOCK_TOKENS))]
     context: Vec<usize>,
     /// Measure these only
     #[arg(long, value_name = "KERNEL,...", value_delimiter = ',')]
@@ -90,12 +89,6 @@ const QUERIES: usize = 2;
 /// # Errors
 /// When the input is wrong, a batch does not fit, or the device fails.
 pub fn run(args: &KernelsArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
-    if args.batch.contains(&0) || args.context.iter().any(|tokens| *tokens < BLOCK_TOKENS) {
-        return Err(CliError::input(
-            format!("expected batches of at least 1 and contexts of at least {BLOCK_TOKENS} tokens, found fewer"),
-            "change --batch or --context",
-        ));
-    }
     let subject = Subject::open(args, global)?;
     let wanted = |kernel| args.only.is_empty() || args.only.contains(&kernel);
     let mut kernels = Vec::new();
@@ -111,7 +104,7 @@ pub fn run(args: &KernelsArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliR
         kernels.push(subject.bench.time_prefill(subject.heads, context, context)?);
     }
     let Subject { device, ceilings, .. } = subject;
-    let report = Report { device: device.facts.name.clone(), shape: args.shape.clone(), ceilings, kernels };
+    let report = Report { device: device.facts.name.clone(), shape: args.shape.name.clone(), ceilings, kernels };
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &report)?;
         return Ok(writeln!(out)?);
@@ -143,15 +136,8 @@ fn rows(kernels: &[KernelTime]) -> Vec<Vec<String>> {
 
 impl Subject {
     fn open(args: &KernelsArgs, global: &GlobalArgs) -> CliResult<Self> {
-        let (spec, _) = shapes::named(&args.shape).ok_or_else(|| {
-            CliError::input(
-                format!("--shape: expected one of {}, found {}", shapes::NAMES.join(", "), args.shape),
-                "the shapes of other models are measured by bench decode --model",
-            )
-        })?;
-        let on_device = || Layer::assignment("oasis bench", "device.kind=cuda");
-        let resolved = resolve(global, vec![on_device()?])?;
-        assemble::check_device(&resolved.config)?;
+        let (spec, _) = *args.shape.parts.clone();
+        let resolved = resolve_on_gpu(global, Vec::new())?;
         let heads = Heads { head_dim: spec.head_dim, kv_heads: spec.kv_heads, group: spec.q_heads / spec.kv_heads };
         let Budget::Blocks(slots) = resolved.config.kv.budget_blocks else {
             return Err(CliError::input(
@@ -165,12 +151,12 @@ impl Subject {
         let mut summarizers = Vec::new();
         for plugin in registry::plugins().iter().filter(|plugin| plugin.role == Role::Summarizer) {
             let kind = Layer::assignment("oasis bench", &format!("summarizer.kind=\"{}\"", plugin.kind))?;
-            let summarizer =
-                resolve(global, vec![on_device()?, kind])?.config.summarizer.build(shape).map_err(failed)?;
+            let summarizer = resolve_on_gpu(global, vec![kind])?.config.summarizer.build(shape).map_err(failed)?;
             if let Some(code) = summarizer.device_code() {
                 summarizers.push((plugin.kind, code, summarizer.device_bytes(shape)));
             }
         }
+        assemble::check_device(&resolved.config)?;
         let device = Device::open(resolved.config.device.ordinal)?;
         Ok(Self {
             bench: KernelBench::new(&device)?,

@@ -1,11 +1,10 @@
 //! The ceilings of a device: its memory and its link to the host.
 
+use super::resolve_on_gpu;
 use crate::args::GlobalArgs;
 use crate::error::CliResult;
-use crate::settings::resolve;
 use crate::{assemble, text};
 use clap::Args;
-use oasis_core::config::Layer;
 use oasis_cuda::device::Device;
 use oasis_cuda::measure::{Ceilings, EntryRates, gather_options};
 use serde::Serialize;
@@ -32,7 +31,7 @@ struct Link {
 /// # Errors
 /// When there is no device, or it fails.
 pub fn run(args: &LinkArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
-    let resolved = resolve(global, vec![Layer::assignment("oasis bench", "device.kind=cuda")?])?;
+    let resolved = resolve_on_gpu(global, Vec::new())?;
     assemble::check_device(&resolved.config)?;
     let device = Device::open(resolved.config.device.ordinal)?;
     // Entries of 8 KiB, as most models have them.

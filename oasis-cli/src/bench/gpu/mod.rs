@@ -7,14 +7,15 @@ pub mod prefill;
 pub mod serve;
 pub mod traffic;
 
-use crate::args::{GlobalArgs, ModelArgs};
+use super::{Longest, expect_device};
+use crate::args::{GlobalArgs, ModelArgs, count, size};
 use crate::assemble::cuda::{self, Weights};
 use crate::assemble::{self, Loaded};
 use crate::error::{CliError, CliResult};
-use crate::settings::resolve;
+use crate::settings::resolve_over;
 use crate::sweep::{Needs, Work};
 use clap::Args;
-use oasis_core::config::{Bytes, Layer, Resolved};
+use oasis_core::config::{Bytes, DeviceKind, Layer, Resolved};
 use oasis_core::executor::{Admission, Sequence};
 use oasis_core::ids::{RequestId, TokenId};
 use oasis_core::sampling::SamplingParams;
@@ -24,23 +25,50 @@ use oasis_models::draft::Eagle3Spec;
 use oasis_models::shapes;
 use oasis_models::spec::DecoderSpec;
 use serde::Serialize;
+use std::str::FromStr;
+
+/// A shape by its name.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    name: String,
+    parts: Box<(DecoderSpec, Eagle3Spec)>,
+}
+
+impl FromStr for Shape {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let parts = shapes::named(name).ok_or_else(|| format!("expected one of {}", shapes::NAMES.join(", ")))?;
+        Ok(Self { name: name.to_owned(), parts: Box::new(parts) })
+    }
+}
+
+/// The configuration of a measurement on a GPU, with `arguments` over it.
+///
+/// # Errors
+/// When a value is wrong, or another device is named.
+pub fn resolve_on_gpu(global: &GlobalArgs, arguments: Vec<Layer>) -> CliResult<Resolved> {
+    let resolved = resolve_over(vec![Layer::assignment("oasis bench", "device.kind=cuda")?], global, arguments)?;
+    expect_device(&resolved, DeviceKind::Cuda)?;
+    Ok(resolved)
+}
 
 /// What is measured, and on how much of the machine.
 #[derive(Debug, Args)]
 pub struct Subject {
     /// Random weights of a known shape: qwen3-8b, llama-3.1-8b or qwen3-30b-a3b
     #[arg(long, value_name = "NAME", conflicts_with_all = ["model", "draft"])]
-    shape: Option<String>,
+    shape: Option<Shape>,
     #[command(flatten)]
     model: ModelArgs,
     /// device.memory: emulate a card with less memory
-    #[arg(long, value_name = "SIZE")]
-    hbm_limit: Option<String>,
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    hbm_limit: Option<Bytes>,
     /// store.capacity: host memory to pin
-    #[arg(long, value_name = "SIZE")]
-    host_memory: Option<String>,
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    host_memory: Option<Bytes>,
     /// Let requests share N images in host memory: the same reads and writes with less of it; every result says so
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count(1))]
     alias_host: Option<usize>,
 }
 
@@ -55,6 +83,8 @@ pub struct Bench {
     head: Option<Eagle3Spec>,
     loaded: Option<Loaded>,
     alias: Option<usize>,
+    /// Tokens of the longest request.
+    max_context: usize,
 }
 
 /// What every measurement on a GPU needs, and those of named shapes alone.
@@ -80,13 +110,12 @@ impl Subject {
         Ok(needs)
     }
 
-    /// Reads the subject; `max_batch` requests of `max_context` tokens at most.
+    /// Reads the subject; at most `max_batch` requests. What needs no device is checked first.
     ///
     /// # Errors
-    /// When the shape is unknown, the configuration wrong, or the model cannot be read.
-    pub fn open(&self, global: &GlobalArgs, max_batch: usize, max_context: usize) -> CliResult<Bench> {
-        let mut layers = vec![Layer::assignment("oasis bench", "device.kind=cuda")?];
-        layers.extend(self.model.layers()?);
+    /// When the configuration is wrong, a request too long, there is no device, or the model cannot be read.
+    pub fn open(&self, global: &GlobalArgs, max_batch: usize, longest: &Longest) -> CliResult<Bench> {
+        let mut layers = self.model.layers()?;
         let mut set = |argument: &str, assignment: String| -> CliResult {
             layers.push(Layer::assignment(argument, &assignment)?);
             Ok(())
@@ -94,40 +123,37 @@ impl Subject {
         for (argument, key, value) in
             [("--hbm-limit", "device.memory", &self.hbm_limit), ("--host-memory", "store.capacity", &self.host_memory)]
         {
-            if let Some(value) = value {
-                set(&format!("{argument} {value}"), format!("{key}=\"{value}\""))?;
+            if let Some(size) = value {
+                set(&format!("{argument} {size}"), format!("{key}={}", size.0))?;
             }
         }
         set("oasis bench", format!("engine.max_batch={max_batch}"))?;
-        set("oasis bench", format!("device.max_context={max_context}"))?;
-        let resolved = resolve(global, layers)?;
-        assemble::check_device(&resolved.config)?;
+        let resolved = resolve_on_gpu(global, layers)?;
+        let check = |name: &str, spec: &DecoderSpec, has_head| -> CliResult<usize> {
+            let max_context = longest.within(spec.max_positions, name)?;
+            cuda::options(&resolved, spec, has_head)?;
+            assemble::check_device(&resolved.config)?;
+            Ok(max_context)
+        };
         let alias = self.alias_host;
-        if let Some(name) = &self.shape {
-            let (spec, head) = shapes::named(name).ok_or_else(|| {
-                CliError::input(
-                    format!("--shape: expected one of {}, found {name}", shapes::NAMES.join(", ")),
-                    "--model names a checkpoint",
-                )
-            })?;
-            return Ok(Bench {
-                resolved,
-                spec,
-                name: format!("{name}, random weights"),
-                head: Some(head),
-                loaded: None,
-                alias,
-            });
+        if let Some(Shape { name, parts }) = self.shape.clone() {
+            let (spec, head) = *parts;
+            let max_context = check(&name, &spec, true)?;
+            let name = format!("{name}, random weights");
+            return Ok(Bench { resolved, spec, name, head: Some(head), loaded: None, alias, max_context });
         }
         let model = assemble::open_model(&resolved.config)?;
+        let name = model.checkpoint.provenance().name;
+        let max_context = check(&name, model.checkpoint.spec(), model.head.is_some())?;
         let loaded = assemble::load_weights(&resolved.config, &model)?;
         Ok(Bench {
             spec: loaded.spec.clone(),
-            name: model.checkpoint.provenance().name,
+            name,
             head: loaded.head.as_ref().map(|head| head.spec.clone()),
             loaded: Some(loaded),
             resolved,
             alias,
+            max_context,
         })
     }
 }
@@ -139,6 +165,7 @@ impl Bench {
     /// As [`cuda::options`].
     pub fn options(&self, dense: bool) -> CliResult<CudaOptions> {
         let mut options = cuda::options(&self.resolved, &self.spec, self.head.is_some())?;
+        options.max_context = self.max_context;
         match &mut options.residency {
             residency if dense => *residency = Residency::Dense,
             Residency::Sparse(sparse) => sparse.host.alias = self.alias,

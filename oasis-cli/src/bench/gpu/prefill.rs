@@ -1,8 +1,9 @@
 //! Time to the first token of one request.
 
 use super::{Conditions, Subject, expect_admitted, sequence};
-use crate::args::GlobalArgs;
-use crate::error::{CliError, CliResult};
+use crate::args::{GlobalArgs, count};
+use crate::bench::Longest;
+use crate::error::CliResult;
 use crate::generate::read_prompt;
 use crate::text::columns;
 use clap::Args;
@@ -18,10 +19,10 @@ use std::time::Instant;
 #[derive(Debug, Args)]
 pub struct PrefillArgs {
     /// Prompt tokens; several to sweep
-    #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "16384,32000")]
+    #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "16384,32000", value_parser = count(1))]
     context: Vec<usize>,
     /// Prompts of each length; the fastest counts
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count(1))]
     repeat: usize,
     /// Print JSON
     #[arg(long)]
@@ -58,14 +59,13 @@ struct Report {
 /// # Errors
 /// When the input is wrong, a prompt does not fit, or the device fails.
 pub fn run(args: &PrefillArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
-    let longest = args.context.iter().copied().max().unwrap_or(0);
-    if args.context.contains(&0) || longest == 0 || args.repeat == 0 {
-        return Err(CliError::input(
-            "expected contexts and repeats of at least 1, found 0",
-            "change --context or --repeat",
-        ));
-    }
-    let bench = args.subject.open(global, 1, longest + 2)?;
+    let longest = Longest {
+        argument: "--context",
+        prompt: args.context.iter().copied().max().unwrap_or(1),
+        after: 2,
+        hint: "lower --context",
+    };
+    let bench = args.subject.open(global, 1, &longest)?;
     let mut executor = bench.start(bench.options(false)?)?;
     let mut points = Vec::new();
     for (index, context) in args.context.iter().enumerate() {

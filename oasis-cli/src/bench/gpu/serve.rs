@@ -2,7 +2,8 @@
 
 use super::prefill::products;
 use super::{Bench, Conditions, Subject, expect_admitted, sequence};
-use crate::args::GlobalArgs;
+use crate::args::{GlobalArgs, count};
+use crate::bench::Longest;
 use crate::error::{CliError, CliResult};
 use crate::generate::read_prompt;
 use crate::text::columns;
@@ -20,17 +21,17 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// Tokens of each prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 16_384)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 16_384, value_parser = count(1))]
     input: usize,
-    /// Tokens of each answer
-    #[arg(long, value_name = "TOKENS", default_value_t = 2048)]
+    /// Tokens of each answer, at least 4
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = count(4))]
     output: usize,
     /// Requests at a time; several to sweep
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,16,128")]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,16,128", value_parser = count(1))]
     concurrency: Vec<usize>,
     /// Seconds of each measurement
-    #[arg(long, value_name = "S", default_value_t = 30)]
-    seconds: u64,
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = count(1))]
+    seconds: usize,
     /// Dense decoding instead of sparse
     #[arg(long)]
     dense: bool,
@@ -109,14 +110,10 @@ struct Report {
 /// # Errors
 /// When the input is wrong, no request fits, or the device fails.
 pub fn run(args: &ServeArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
-    let most = args.concurrency.iter().copied().max().unwrap_or(0);
-    if args.concurrency.contains(&0) || most == 0 || args.input == 0 || args.output < 4 || args.seconds == 0 {
-        return Err(CliError::input(
-            "expected at least 1 request of 1 token with 4 to answer, for 1 second",
-            "change the arguments",
-        ));
-    }
-    let bench = args.subject.open(global, most, args.input + args.output)?;
+    let most = args.concurrency.iter().copied().max().unwrap_or(1);
+    let longest =
+        Longest { argument: "--input", prompt: args.input, after: args.output, hint: "lower --input or --output" };
+    let bench = args.subject.open(global, most, &longest)?;
     let ceilings = Ceilings::measure(&bench.device()?)?;
     let mut executor = bench.start(bench.options(args.dense)?)?;
     executor.fill_with_noise(7)?;
@@ -249,7 +246,7 @@ impl<'a> Loop<'a> {
         let (bytes, rows, before) = (self.executor.step_bytes(), self.running.len(), self.executor.stats());
         let (mut between, mut first) = (Duration::ZERO, Duration::ZERO);
         let start = Instant::now();
-        while start.elapsed().as_secs() < self.args.seconds {
+        while start.elapsed().as_secs() < self.args.seconds as u64 {
             crate::interrupt::check()?;
             // As the engine does.
             while self.read(&mut point, &mut first)? && self.executor.begins_alone() {

@@ -1,7 +1,8 @@
 //! What would cross between a prefill and a decode node: the blocks that a GPU's selections ask for, each once.
 
 use super::{Bench, Conditions, Subject, expect_admitted, median, sequence};
-use crate::args::GlobalArgs;
+use crate::args::{GlobalArgs, count, share};
+use crate::bench::Longest;
 use crate::error::{CliError, CliResult};
 use crate::generate::read_prompt;
 use crate::text::columns;
@@ -21,13 +22,13 @@ use std::time::Instant;
 #[derive(Debug, Args)]
 pub struct TrafficArgs {
     /// Prompt tokens; several to sweep
-    #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "24576,32000")]
+    #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "24576,32000", value_parser = count(1))]
     context: Vec<usize>,
     /// Most admissions as shares of the budget, 1 for no cap; several to sweep
-    #[arg(long, value_name = "R,...", value_delimiter = ',', default_value = "0.05,0.1,1")]
+    #[arg(long, value_name = "R,...", value_delimiter = ',', default_value = "0.05,0.1,1", value_parser = share)]
     fetch_ratio: Vec<f64>,
     /// Decode steps of each measurement
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = count(1))]
     steps: usize,
     /// Print JSON
     #[arg(long)]
@@ -81,20 +82,13 @@ struct Report {
 /// # Errors
 /// When the input is wrong, a prompt does not fit, or the device fails.
 pub fn run(args: &TrafficArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResult {
-    let longest = args.context.iter().copied().max().unwrap_or(0);
-    if args.context.contains(&0) || longest == 0 || args.steps == 0 {
-        return Err(CliError::input(
-            "expected contexts and steps of at least 1, found 0",
-            "change --context or --steps",
-        ));
-    }
-    if let Some(wrong) = args.fetch_ratio.iter().find(|ratio| !(**ratio > 0.0 && **ratio <= 1.0)) {
-        return Err(CliError::input(
-            format!("--fetch-ratio: expected shares above 0 and up to 1, found {wrong}"),
-            "1 sets no cap",
-        ));
-    }
-    let bench = args.subject.open(global, 1, longest + args.steps + 2)?;
+    let longest = Longest {
+        argument: "--context",
+        prompt: args.context.iter().copied().max().unwrap_or(1),
+        after: args.steps + 2,
+        hint: "lower --context or --steps",
+    };
+    let bench = args.subject.open(global, 1, &longest)?;
     let mut executor = bench.start(bench.options(false)?)?;
     let Some(budget) = executor.info().budget_blocks else {
         return Err(CliError::input(

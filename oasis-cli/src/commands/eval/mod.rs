@@ -2,14 +2,14 @@
 
 pub mod arguments;
 
-use crate::args::{GlobalArgs, ModelArgs};
+use crate::args::{GlobalArgs, ModelArgs, count};
 use crate::assemble;
 use crate::error::CliResult;
 use crate::eval::device::Device;
 use crate::eval::observed::Plan;
 use crate::eval::setting::{Contender, Setting};
 use crate::eval::tasks::{self, Task};
-use crate::eval::window::Window;
+use crate::eval::window::{Window, longest};
 use crate::eval::{agreement, coverage, divergence, perplexity, recall, turnover};
 use crate::progress::Progress;
 use crate::settings::resolve;
@@ -54,7 +54,7 @@ struct RecallArgs {
     #[arg(long, value_name = "TASK")]
     task: Vec<String>,
     /// Prompts a task and length [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count(1))]
     per: Option<usize>,
     /// Tasks, one JSON object a line [default: the embedded ones]
     #[arg(long, value_name = "FILE")]
@@ -189,8 +189,10 @@ fn run_recall(args: &RecallArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
     let resolved = resolve(global, arguments.clone())?;
     assemble::check_device(&resolved.config)?;
     let tasks = tasks::read(args.tasks.as_deref())?;
-    let lengths = choose("--length", &args.length, tasks.iter().map(|task| task.length))?;
-    let kinds = choose("--task", &args.task, tasks.iter().map(|task| task.task.clone()))?;
+    let lengths = tasks.iter().map(|task| task.length);
+    let lengths = choose("--length", &args.length, lengths, "without --length there are prompts of all of them")?;
+    let kinds = tasks.iter().map(|task| task.task.clone());
+    let kinds = choose("--task", &args.task, kinds, "without --task there are prompts of all of them")?;
     let pairs = lengths.iter().flat_map(|length| kinds.iter().map(move |kind| (*length, kind)));
     let chosen: Vec<&Task> = pairs
         .flat_map(|(length, kind)| {
@@ -254,6 +256,7 @@ fn run_agreement(args: &AgreementArgs, global: &GlobalArgs, out: &mut dyn Write)
     let model = assemble::open_model(&resolved.config)?;
     let setting = Setting::new(global, &layers, &resolved, &model)?;
     let mut windows = args.windows.read(&setting.text, setting.max_context())?;
+    check_choice(&resolved, budget, &windows)?;
     let plan = Plan::new(&setting)?;
     let device = Device::load(&setting, &[])?;
     if *greedy {
@@ -273,6 +276,7 @@ fn run_turnover(args: &ChoiceArgs, global: &GlobalArgs, out: &mut dyn Write) -> 
     let model = assemble::open_model(&resolved.config)?;
     let setting = Setting::new(global, &arguments, &resolved, &model)?;
     let windows = args.windows.read(&setting.text, setting.max_context())?;
+    check_choice(&resolved, budget, &windows)?;
     let plan = Plan::new(&setting)?;
     let device = Device::load(&setting, &[])?;
     let mut executor = plan.start(&device, &windows)?;
@@ -290,6 +294,17 @@ fn print(results: &impl Serialize, table: impl FnOnce() -> String, json: bool, o
         write!(out, "{}", table())?;
     }
     Ok(())
+}
+
+/// Refuses contexts that fit the budget: two steps in a row must choose, or there is nothing to compare.
+fn check_choice(resolved: &Resolved, budget: usize, windows: &[Window]) -> CliResult {
+    let blocks = longest(windows).saturating_sub(2) / resolved.config.kv.block_tokens;
+    if blocks > budget {
+        return Ok(());
+    }
+    let expected = format!("fewer than the {blocks} blocks of the longest context: choices are compared");
+    let error = ConfigError::new("kv.budget_blocks", expected, budget).hint("lower it, or choose longer contexts");
+    Err(resolved.locate(error).into())
 }
 
 fn budget(resolved: &Resolved) -> CliResult<usize> {

@@ -1,6 +1,7 @@
 //! `oasis trace draw`: one decode step as a picture.
 
-use crate::error::{CliError, CliResult};
+use crate::error::CliResult;
+use crate::output::refused;
 use crate::trace::{DecodeStep, Recording, draw};
 use clap::Args;
 use std::io::Write;
@@ -32,8 +33,6 @@ pub fn run(args: &DrawArgs, out: &mut dyn Write) -> CliResult {
     let picture = draw(&step, &subject);
     match &args.output {
         None => Ok(out.write_all(picture.as_bytes())?),
-        Some(path) => std::fs::write(path, picture).map_err(|error| {
-            CliError::Input(format!("--output {}: expected a file that can be written, found: {error}", path.display()))
-        }),
+        Some(path) => std::fs::write(path, picture).map_err(|error| refused("--output", path, &error)),
     }
 }

@@ -7,6 +7,7 @@ use crate::error::CliResult;
 use crate::eval::device::Device;
 use crate::eval::observed::Plan;
 use crate::eval::setting::Setting;
+use crate::output::NewFile;
 use crate::progress::Progress;
 use crate::replay;
 use crate::settings::resolve;
@@ -46,6 +47,7 @@ pub fn run(args: &RecordArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRe
     }
     let model = assemble::open_model(&resolved.config)?;
     let setting = Setting::new(global, &arguments, &resolved, &model)?;
+    let file = NewFile::create("--output", &args.output)?;
     let mut windows = args.windows.read(&setting.text, setting.max_context())?;
     let plan = Plan::new(&setting)?;
     let device = Device::load(&setting, &[])?;
@@ -57,7 +59,7 @@ pub fn run(args: &RecordArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRe
     let progress = &mut |done, total| bar.set(done as u64, total as u64);
     let recording = replay::record(&mut executor, &windows, resolved.to_toml(), progress)?;
     bar.clear();
-    let bytes = recording.write(&args.output)?;
+    let bytes = recording.write(file)?;
     writeln!(
         out,
         "{}: {} selections of {} steps after {} prompts, {}",

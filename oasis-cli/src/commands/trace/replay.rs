@@ -1,6 +1,6 @@
 //! `oasis trace replay`: recorded selections under other policies.
 
-use crate::args::GlobalArgs;
+use crate::args::{GlobalArgs, size};
 use crate::error::{CliError, CliResult};
 use crate::eval::setting::Contender;
 use crate::replay::{self, LinkModel, Recording, Replayed};
@@ -28,8 +28,8 @@ pub struct ReplayArgs {
     #[arg(long)]
     configured: bool,
     /// Imagine a link of so many bytes a second, such as 25GB
-    #[arg(long, value_name = "BYTES", value_parser = bandwidth)]
-    link_bandwidth: Option<f64>,
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    link_bandwidth: Option<Bytes>,
     /// Microseconds before a transfer's first byte
     #[arg(long, value_name = "US", default_value_t = 10.0, value_parser = microseconds, requires = "link_bandwidth")]
     link_latency_us: f64,
@@ -41,18 +41,9 @@ pub struct ReplayArgs {
     json: bool,
 }
 
-fn bandwidth(text: &str) -> Result<f64, String> {
-    let expected = || format!("expected bytes a second such as 25GB, found {text}");
-    // As in a configuration: a number, or a text with a unit.
-    let number = text.parse().map(toml::Value::Integer);
-    let value = number.unwrap_or_else(|_| toml::Value::String(text.to_owned()));
-    let Bytes(bytes) = value.try_into().map_err(|_| expected())?;
-    if bytes == 0 { Err(expected()) } else { Ok(bytes as f64) }
-}
-
 fn microseconds(text: &str) -> Result<f64, String> {
     let time = text.parse().ok().filter(|time: &f64| time.is_finite() && *time >= 0.0);
-    time.ok_or_else(|| format!("expected microseconds of at least 0, found {text}"))
+    time.ok_or_else(|| "expected microseconds of at least 0".to_owned())
 }
 
 impl ReplayArgs {
@@ -72,8 +63,8 @@ pub fn run(args: &ReplayArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRe
     let recorded = Resolved::new(std::slice::from_ref(&base))?;
     let predictor = recorded.config.predictor.build().map_err(|error| CliError::Failure(format!("{error:?}")))?;
     let source = predictor.query_source();
-    let link = args.link_bandwidth.map(|bandwidth| LinkModel {
-        bandwidth,
+    let link = args.link_bandwidth.map(|Bytes(bandwidth)| LinkModel {
+        bandwidth: bandwidth as f64,
         latency: args.link_latency_us * 1e-6,
         layer: args.layer_us * 1e-6,
     });
