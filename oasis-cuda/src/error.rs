@@ -91,7 +91,7 @@ mod tests {
     use crate::{CudaDevice, Driver};
 
     fn with(driver: Option<Driver>) -> CudaProbe {
-        CudaProbe { driver, nvrtc: false, cublas: false, cublaslt: false }
+        CudaProbe { driver, nvrtc: false, cublaslt: false }
     }
 
     fn device() -> CudaDevice {

@@ -18,8 +18,6 @@ pub struct CudaProbe {
     pub driver: Option<Driver>,
     /// Whether the run-time compiler (`libnvrtc`) is there.
     pub nvrtc: bool,
-    /// Whether cuBLAS is there.
-    pub cublas: bool,
     /// Whether cuBLASLt is there.
     pub cublaslt: bool,
 }
@@ -54,16 +52,10 @@ pub struct CudaDevice {
 pub fn probe() -> CudaProbe {
     // SAFETY: each call only tries to load a shared library by its usual name and drops it again; the libraries run
     // nothing but their own initialisers.
-    let (cuda, nvrtc, cublas, cublaslt) = unsafe {
-        (
-            sys::is_culib_present(),
-            Nvrtc::open().is_ok(),
-            cudarc::cublas::sys::is_culib_present(),
-            cudarc::cublaslt::sys::is_culib_present(),
-        )
-    };
+    let (cuda, nvrtc, cublaslt) =
+        unsafe { (sys::is_culib_present(), Nvrtc::open().is_ok(), cudarc::cublaslt::sys::is_culib_present()) };
     // Without the library every driver call panics.
-    CudaProbe { driver: cuda.then(probe_driver), nvrtc, cublas, cublaslt }
+    CudaProbe { driver: cuda.then(probe_driver), nvrtc, cublaslt }
 }
 
 fn probe_driver() -> Driver {

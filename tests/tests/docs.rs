@@ -7,6 +7,7 @@ use oasis_tests as _;
 use oasis_core::config::{Layer, Resolved};
 use oasis_core::ids::{BlockId, KvHead, LayerId, SlotId, Step};
 use oasis_core::policy::{SelectBatch, SelectRequest, SelectorSpec};
+use oasis_core::registry;
 use oasis_core::working_set::{Admission, RankedBlock, Ranking, TransferPlan, WorkingSet};
 use oasis_policies::selectors::CappedLru;
 use oasis_tests::references::workspace;
@@ -222,6 +223,15 @@ fn the_reference_has_every_key_with_its_default() {
     for (key, ..) in &resolved.values {
         assert!(page.text.contains(&format!("| `{key}` |")), "{key} is not explained");
     }
+}
+
+#[test]
+fn the_reference_has_a_row_for_every_kind() {
+    let page = Page::read(book().join("reference/policies.md"));
+    let ours = registry::plugins().into_iter().filter(|plugin| plugin.crate_name != "oasis-example-policy");
+    let missing: Vec<_> =
+        ours.map(|plugin| plugin.kind).filter(|kind| !page.text.contains(&format!("| `{kind}` |"))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 /// The example of `concepts/selection.md`.
