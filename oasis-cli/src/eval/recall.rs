@@ -195,9 +195,10 @@ fn contains_all(answer: &str, texts: &[String]) -> bool {
 /// The scores as tables, one a length. `tasks` are those that were asked.
 pub fn render(scores: &[Score], tasks: &[&Task], config: &Config) -> String {
     let counts = scores.iter().flat_map(|score| score.tasks.values().map(|(_, all)| *all));
-    let prompts = match (counts.clone().min(), counts.max()) {
-        (Some(least), Some(most)) if least < most => format!("{least} to {most}"),
-        (_, most) => most.unwrap_or(0).to_string(),
+    let prompts = match (counts.clone().min(), counts.max().unwrap_or(0)) {
+        (Some(least), most) if least < most => format!("{least} to {most} prompts"),
+        (_, 1) => "1 prompt".to_owned(),
+        (_, most) => format!("{most} prompts"),
     };
     let measure = match tasks.iter().filter(|task| !task.contains.is_empty()).count() {
         0 => "exact match of greedy answers",
@@ -206,7 +207,7 @@ pub fn render(scores: &[Score], tasks: &[&Task], config: &Config) -> String {
     };
     let kv = &config.kv;
     let mut text = format!(
-        "{measure}; budget {} blocks of {} tokens, {prompts} prompts a task and length\n",
+        "{measure}; budget {} blocks of {} tokens, {prompts} a task and length\n",
         kv.budget_blocks, kv.block_tokens
     );
     for length in scores.iter().map(|s| s.length).collect::<BTreeSet<_>>() {

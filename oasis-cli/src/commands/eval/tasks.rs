@@ -33,7 +33,8 @@ pub struct TasksArgs {
     /// Text that the facts are hidden in [default: the prose of the embedded tasks]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Let an answer count that contains the values, in whatever words [default: the answer word for word]
+    /// For models that were not trained on this wording: ask for what the text says, and let any answer count that
+    /// contains the values
     #[arg(long)]
     contains: bool,
     /// File to write [default: standard output]

@@ -8,6 +8,9 @@ use super::{Message, Task};
 use crate::error::{CliError, CliResult};
 use crate::tokens::ModelText;
 
+/// Said before a question to models that would rather tell what they know.
+const LEAD: &str = "Answer this question from the text above: ";
+
 /// Makes tasks for the tokenizer and the chat template of a model.
 pub struct Generator<'a> {
     /// Tokenizer and template.
@@ -16,7 +19,7 @@ pub struct Generator<'a> {
     pub prose: &'a Prose,
     /// Same seed, same tasks.
     pub seed: u64,
-    /// Whether an answer counts when it contains the values, rather than word for word.
+    /// Whether the answer is asked for from the text and counts when it contains the values, rather than word for word.
     pub contains: bool,
 }
 
@@ -63,7 +66,7 @@ impl Generator<'_> {
     }
 
     fn write(&self, kind: Kind, length: usize, number: usize, layout: &Layout) -> Task {
-        let (content, depths) = layout.write();
+        let (content, depths) = layout.write(if self.contains { LEAD } else { "" });
         let target = &layout.target;
         Task {
             id: format!("{}-{length}-{number}", kind.name()),

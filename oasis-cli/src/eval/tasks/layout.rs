@@ -70,8 +70,8 @@ impl Layout {
         Self { target, hay: Vec::new(), groups }
     }
 
-    /// The user's message, and the share of its context that stands before each record of the target.
-    pub fn write(&self) -> (String, Vec<f64>) {
+    /// The user's message, with `lead` before the question, and the share of its context that stands before each record of the target.
+    pub fn write(&self, lead: &str) -> (String, Vec<f64>) {
         let (mut content, mut starts, mut laid) = (HEADING.to_owned(), Vec::new(), 0);
         for Group { place, records } in &self.groups {
             let before = (place * (self.hay.len() + 1) as f64) as usize;
@@ -87,8 +87,7 @@ impl Layout {
         content.extend(self.hay[laid..].iter().map(String::as_str));
         let whole = content.len() as f64;
         let depths = starts.into_iter().map(|start| (start as f64 / whole * 1000.0).round() / 1000.0).collect();
-        content.push_str("\n\n");
-        content.push_str(&self.target.question);
+        content.push_str(&format!("\n\n{lead}{}", self.target.question));
         (content, depths)
     }
 }

@@ -65,6 +65,12 @@ fn context(task: &Task) -> &str {
     task.question().rsplit_once("\n\n").unwrap().0
 }
 
+/// The question itself.
+fn question(task: &Task) -> &str {
+    let asked = task.question().rsplit_once("\n\n").unwrap().1;
+    asked.strip_prefix("Answer this question from the text above: ").unwrap()
+}
+
 /// How often `words` stand in `text` by themselves.
 fn count(text: &str, words: &str) -> usize {
     let parts: Vec<&str> = text.split(words).collect();
@@ -157,7 +163,7 @@ fn two_hops_need_both_facts() {
     for task in (0..4).flat_map(|seed| several(Kind::Hop2, seed)) {
         let (first, second) = task.answer.split_once(". ").unwrap();
         let (person, place) = first.split_once(" guards the ").unwrap();
-        let question = task.question().rsplit_once("\n\n").unwrap().1;
+        let question = question(&task);
         // The question names the place alone; the guard stands beside it in one fact, the value beside the guard in another.
         assert!(question.contains(place) && !question.contains(person) && !question.contains(&task.contains[0]));
         let context = context(&task);
@@ -171,7 +177,7 @@ fn two_hops_need_both_facts() {
 fn the_latest_value_is_the_last() {
     let mut most = 0;
     for task in (0..4).flat_map(|seed| several(Kind::Var, seed)) {
-        let question = task.question().rsplit_once("\n\n").unwrap().1;
+        let question = question(&task);
         let thing =
             question.strip_prefix("What is the dial of the ").unwrap().strip_suffix(" set to at the end?").unwrap();
         let named = format!("The dial of the {thing} is ");
