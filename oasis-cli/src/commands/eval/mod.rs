@@ -157,12 +157,13 @@ pub fn run(args: &EvalArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResu
 }
 
 impl EvalArgs {
-    /// What the measurement reads.
+    /// What the measurement reads; `None` of a command that measures nothing.
     ///
     /// # Errors
     /// Never for the keys that the program itself names.
-    pub fn needs(&self) -> CliResult<Needs> {
+    pub fn needs(&self) -> CliResult<Option<Needs>> {
         let (file, settings, policies) = match &self.measure {
+            Measure::Tasks(_) => return Ok(None),
             Measure::Recall(args) => {
                 let tasks = args.tasks.clone().map(|file| ("--tasks", file));
                 (tasks, args.model.layers()?, args.contenders.contenders())
@@ -173,7 +174,7 @@ impl EvalArgs {
             Measure::Agreement(args) => (args.choices.windows.file(), args.layers()?, vec![Contender::configured()]),
             Measure::Turnover(args) => (args.windows.file(), args.model.layers()?, vec![Contender::configured()]),
         };
-        Ok(Needs { files: file.into_iter().collect(), settings, work: Work::Model(policies) })
+        Ok(Some(Needs { files: file.into_iter().collect(), settings, work: Work::Model(policies) }))
     }
 }
 
