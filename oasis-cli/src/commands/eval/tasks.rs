@@ -1,18 +1,18 @@
 //! `oasis eval tasks`: writes retrieval tasks.
 
 use super::bar;
-use crate::args::{GlobalArgs, TargetArgs};
+use crate::args::{GlobalArgs, TargetArgs, count};
 use crate::assemble;
-use crate::error::{CliError, CliResult};
+use crate::error::CliResult;
 use crate::eval::tasks::generate::Generator;
 use crate::eval::tasks::kinds::Kind;
 use crate::eval::tasks::prose::Prose;
 use crate::eval::tasks::read;
+use crate::output::NewFile;
 use crate::settings::resolve;
 use crate::tokens::ModelText;
 use clap::{Args, ValueEnum};
 use std::io::Write;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// Arguments of `eval tasks`.
@@ -22,11 +22,11 @@ pub struct TasksArgs {
     #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
     kind: Vec<Kind>,
     /// Tokens of a context with its answer, of the model's tokenizer; several separated by commas
-    #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "4096")]
+    #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "4096", value_parser = count(1))]
     length: Vec<usize>,
     /// Prompts a kind and length
-    #[arg(long, value_name = "N", default_value = "4")]
-    per: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count(1))]
+    per: usize,
     /// Same seed, same tasks
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -59,20 +59,19 @@ pub fn run(args: &TasksArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRes
     };
     let generator = Generator { text: &text, prose: &prose, seed: args.seed, contains: args.contains };
     let kinds = if args.kind.is_empty() { Kind::value_variants() } else { &args.kind };
-    let total = args.length.len() * kinds.len() * args.per.get();
+    let total = args.length.len() * kinds.len() * args.per;
+    let output = args.output.as_deref().map(|path| NewFile::create("--output", path)).transpose()?;
     let (mut lines, mut bar) = (Vec::new(), bar("writing"));
     for (length, kind) in args.length.iter().flat_map(|length| kinds.iter().map(move |kind| (*length, *kind))) {
-        for number in 0..args.per.get() {
+        for number in 0..args.per {
             crate::interrupt::check()?;
             lines.push(serde_json::to_string(&generator.task(kind, length, number)?)?);
             bar(lines.len(), total);
         }
     }
     let lines: String = lines.into_iter().map(|line| line + "\n").collect();
-    match &args.output {
+    match output {
         None => Ok(out.write_all(lines.as_bytes())?),
-        Some(path) => std::fs::write(path, lines).map_err(|error| {
-            CliError::Input(format!("--output {}: expected a file that can be written, found: {error}", path.display()))
-        }),
+        Some(file) => file.write(|file| file.write_all(lines.as_bytes())).map(drop),
     }
 }
