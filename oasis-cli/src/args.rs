@@ -51,6 +51,25 @@ pub struct GlobalArgs {
     pub verbose: u8,
 }
 
+/// Shorthand that names the target model alone.
+#[derive(Debug, Default, Args)]
+pub struct TargetArgs {
+    /// model.path: a folder, a .gguf file or the name of an embedded model
+    #[arg(long, value_name = "PATH")]
+    model: Option<String>,
+}
+
+impl TargetArgs {
+    /// The settings it stands for, without a draft head.
+    ///
+    /// # Errors
+    /// Never for the keys that are named here.
+    pub fn layers(&self) -> CliResult<Vec<Layer>> {
+        let path = self.model.iter().map(|path| shorthand("--model", "model.path", path));
+        path.chain([Layer::assignment("no draft head", "model.draft=none").map_err(Into::into)]).collect()
+    }
+}
+
 /// Shorthands that name the model.
 #[derive(Debug, Default, Args)]
 pub struct ModelArgs {

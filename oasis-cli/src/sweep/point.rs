@@ -107,7 +107,7 @@ impl Point {
             )
         })?;
         let needs = match &cli.command {
-            Command::Eval(args) => Some(args.needs()?),
+            Command::Eval(args) => args.needs()?,
             Command::Bench(args) => Some(args.needs()?),
             Command::Trace(args) => args.needs(),
             _ => None,

@@ -5,7 +5,8 @@ use oasis_core::policy::{Aggregate, Kept, Predictor, PredictorSpec, QuerySource,
 use serde::{Deserialize, Serialize};
 
 /// Ranks blocks by the query that is about to attend, so that selection and transfer stand in the way of its attention.
-/// What a perfect predictor would choose: the ceiling of quality and the floor of speed.
+/// What a perfect predictor would choose, at the floor of speed. It is no ceiling of quality: the K best by their summaries
+/// need not be the K that weigh most.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Exact {

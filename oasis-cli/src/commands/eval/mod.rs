@@ -1,6 +1,7 @@
 //! `oasis eval`: what a policy does to answers and predictions.
 
 pub mod arguments;
+mod tasks;
 
 use crate::args::{GlobalArgs, ModelArgs, count};
 use crate::assemble;
@@ -8,7 +9,7 @@ use crate::error::CliResult;
 use crate::eval::device::Device;
 use crate::eval::observed::Plan;
 use crate::eval::setting::{Contender, Setting};
-use crate::eval::tasks::{self, Task};
+use crate::eval::tasks::{Task, read};
 use crate::eval::window::{Window, longest};
 use crate::eval::{agreement, coverage, divergence, perplexity, recall, turnover};
 use crate::progress::Progress;
@@ -31,8 +32,10 @@ pub struct EvalArgs {
 
 #[derive(Debug, Subcommand)]
 enum Measure {
-    /// Exact match of greedy answers to retrieval tasks, dense and policy by policy
+    /// Right greedy answers to retrieval tasks, dense and policy by policy
     Recall(RecallArgs),
+    /// Write retrieval tasks of any length for `eval recall`
+    Tasks(tasks::TasksArgs),
     /// Perplexity of a text, policy by policy, as a multiple of dense decoding's
     Perplexity(PolicyArgs),
     /// First token at which greedy answers leave dense decoding's, and distance of the logits
@@ -129,6 +132,7 @@ pub fn run(args: &EvalArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResu
     crate::interrupt::catch();
     match &args.measure {
         Measure::Recall(args) => run_recall(args, global, out),
+        Measure::Tasks(args) => tasks::run(args, global, out),
         Measure::Perplexity(args) => args.run(global, out, |policies| {
             let Policies { setting, contenders, windows, budget } = policies;
             let device = Device::load(setting, contenders)?;
@@ -153,12 +157,13 @@ pub fn run(args: &EvalArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliResu
 }
 
 impl EvalArgs {
-    /// What the measurement reads.
+    /// What the measurement reads; `None` of a command that measures nothing.
     ///
     /// # Errors
     /// Never for the keys that the program itself names.
-    pub fn needs(&self) -> CliResult<Needs> {
+    pub fn needs(&self) -> CliResult<Option<Needs>> {
         let (file, settings, policies) = match &self.measure {
+            Measure::Tasks(_) => return Ok(None),
             Measure::Recall(args) => {
                 let tasks = args.tasks.clone().map(|file| ("--tasks", file));
                 (tasks, args.model.layers()?, args.contenders.contenders())
@@ -169,7 +174,7 @@ impl EvalArgs {
             Measure::Agreement(args) => (args.choices.windows.file(), args.layers()?, vec![Contender::configured()]),
             Measure::Turnover(args) => (args.windows.file(), args.model.layers()?, vec![Contender::configured()]),
         };
-        Ok(Needs { files: file.into_iter().collect(), settings, work: Work::Model(policies) })
+        Ok(Some(Needs { files: file.into_iter().collect(), settings, work: Work::Model(policies) }))
     }
 }
 
@@ -188,7 +193,7 @@ fn run_recall(args: &RecallArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
     let arguments = args.model.layers()?;
     let resolved = resolve(global, arguments.clone())?;
     assemble::check_device(&resolved.config)?;
-    let tasks = tasks::read(args.tasks.as_deref())?;
+    let tasks = read(args.tasks.as_deref())?;
     let lengths = tasks.iter().map(|task| task.length);
     let lengths = choose("--length", &args.length, lengths, "without --length there are prompts of all of them")?;
     let kinds = tasks.iter().map(|task| task.task.clone());
@@ -205,7 +210,7 @@ fn run_recall(args: &RecallArgs, global: &GlobalArgs, out: &mut dyn Write) -> Cl
     let contenders = args.contenders.contenders();
     let device = Device::load(&setting, &contenders)?;
     let scores = recall::measure(&device, &contenders, &chosen, &mut bar("answering"))?;
-    print(&scores, || recall::render(&scores, &resolved.config), args.json, out)
+    print(&scores, || recall::render(&scores, &chosen, &resolved.config), args.json, out)
 }
 
 /// A bar that moves with a measurement and is gone after it.
