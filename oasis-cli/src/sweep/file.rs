@@ -1,9 +1,9 @@
 //! The file of a sweep and the points that it stands for.
 
 use crate::error::{CliError, CliResult};
-use crate::sweep::plots::check_names;
 use crate::sweep::point::{Point, plain};
 use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::path::Path;
 use toml::{Table, Value};
 
@@ -94,8 +94,32 @@ impl SweepFile {
                 "[[measure]] command = \"eval recall\"",
             ));
         }
-        check_names(&name.to_string(), &file)?;
+        file.check_plots(&name.to_string())?;
         Ok((file, text))
+    }
+
+    /// Checks what is known of plots before any result: that every name is a file's of its own, and that something measures
+    /// each command. `name` is that of the sweep's file.
+    fn check_plots(&self, name: &str) -> CliResult {
+        let mut names = BTreeSet::new();
+        for plot in &self.plot {
+            let refuse = |problem: String, hint: &str| Err(CliError::input(format!("{name}: plot: {problem}"), hint));
+            let found = &plot.name;
+            if found.is_empty() || found.starts_with('.') || found.contains(['/', '\\', '\0']) {
+                let hint = "the picture is NAME.svg in the sweep's folder";
+                return refuse(format!("name: expected a file name without a folder, found {found:?}"), hint);
+            }
+            if !names.insert(found) {
+                let hint = "pictures of one name would be one file";
+                return refuse(format!("name: expected each name once, found {found:?} twice"), hint);
+            }
+            let commands: Vec<&str> = self.measure.iter().map(|measure| measure.command.as_str()).collect();
+            if let Some(command) = plot.command.as_ref().filter(|command| !commands.contains(&command.as_str())) {
+                let hint = format!("it measures {}", commands.join(", "));
+                return refuse(format!("{found}: command: expected one of the sweep's, found {command}"), &hint);
+            }
+        }
+        Ok(())
     }
 
     /// Gives `name`, such as `--windows`, another value in every measurement whose arguments name it. Returns how often.
@@ -190,6 +214,32 @@ mod tests {
 
     fn sweep(text: &str) -> SweepFile {
         toml::from_str(text).unwrap()
+    }
+
+    fn plots(plots: &str) -> SweepFile {
+        sweep(&format!("title = \"t\"\nmeasure = [{{ command = \"eval a\" }}]\n[[plot]]\n{plots}\n"))
+    }
+
+    #[test]
+    fn names_and_commands_of_plots_are_checked_without_results() {
+        for (plot, message) in [
+            ("name = \"../p\"\ny = \"y\"", "s.toml: plot: name: expected a file name without a folder, found \"../p\""),
+            ("name = \"a\\\\b\"\ny = \"y\"", "s.toml: plot: name: expected a file name without"),
+            ("name = \"\"\ny = \"y\"", "s.toml: plot: name: expected a file name without"),
+            ("name = \"..\"\ny = \"y\"", "s.toml: plot: name: expected a file name without"),
+            (
+                "name = \"p\"\ny = \"y\"\n[[plot]]\nname = \"p\"\ny = \"z\"",
+                "s.toml: plot: name: expected each name once, found \"p\" twice",
+            ),
+            (
+                "name = \"p\"\ny = \"y\"\ncommand = \"eval b\"",
+                "s.toml: plot: p: command: expected one of the sweep's, found eval b\n  hint: it measures eval a",
+            ),
+        ] {
+            let error = plots(plot).check_plots("s.toml").unwrap_err();
+            assert!(error.text().unwrap().starts_with(message), "{error:?}");
+        }
+        assert!(plots("name = \"p\"\ny = \"y\"\ncommand = \"eval a\"").check_plots("s.toml").is_ok());
     }
 
     #[test]

@@ -7,33 +7,6 @@ use crate::sweep::table::Table;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Checks what is known before any result: that every name is a file's of its own, and that something measures each
-/// command. `name` is that of the sweep's file.
-///
-/// # Errors
-/// Names the plot.
-pub fn check_names(name: &str, sweep: &SweepFile) -> CliResult {
-    let mut names = BTreeSet::new();
-    for plot in &sweep.plot {
-        let refuse = |problem: String, hint: &str| Err(CliError::input(format!("{name}: plot: {problem}"), hint));
-        let found = &plot.name;
-        if found.is_empty() || found.starts_with('.') || found.contains(['/', '\\', '\0']) {
-            let hint = "the picture is NAME.svg in the sweep's folder";
-            return refuse(format!("name: expected a file name without a folder, found {found:?}"), hint);
-        }
-        if !names.insert(found) {
-            let hint = "pictures of one name would be one file";
-            return refuse(format!("name: expected each name once, found {found:?} twice"), hint);
-        }
-        let commands: Vec<&str> = sweep.measure.iter().map(|measure| measure.command.as_str()).collect();
-        if let Some(command) = plot.command.as_ref().filter(|command| !commands.contains(&command.as_str())) {
-            let hint = format!("it measures {}", commands.join(", "));
-            return refuse(format!("{found}: command: expected one of the sweep's, found {command}"), &hint);
-        }
-    }
-    Ok(())
-}
-
 /// Plots whose figures no finished point has shown yet.
 pub struct Unseen<'a> {
     /// The sweep's file.
@@ -106,28 +79,6 @@ mod tests {
     fn sweep(plot: &str) -> SweepFile {
         let text = format!("title = \"t\"\nmeasure = [{{ command = \"eval a\" }}]\n[[plot]]\n{plot}\n");
         toml::from_str(&text).unwrap()
-    }
-
-    #[test]
-    fn names_and_commands_are_checked_without_results() {
-        for (plot, message) in [
-            ("name = \"../p\"\ny = \"y\"", "s.toml: plot: name: expected a file name without a folder, found \"../p\""),
-            ("name = \"a\\\\b\"\ny = \"y\"", "s.toml: plot: name: expected a file name without"),
-            ("name = \"\"\ny = \"y\"", "s.toml: plot: name: expected a file name without"),
-            ("name = \"..\"\ny = \"y\"", "s.toml: plot: name: expected a file name without"),
-            (
-                "name = \"p\"\ny = \"y\"\n[[plot]]\nname = \"p\"\ny = \"z\"",
-                "s.toml: plot: name: expected each name once, found \"p\" twice",
-            ),
-            (
-                "name = \"p\"\ny = \"y\"\ncommand = \"eval b\"",
-                "s.toml: plot: p: command: expected one of the sweep's, found eval b\n  hint: it measures eval a",
-            ),
-        ] {
-            let error = check_names("s.toml", &sweep(plot)).unwrap_err();
-            assert!(error.text().unwrap().starts_with(message), "{error:?}");
-        }
-        assert!(check_names("s.toml", &sweep("name = \"p\"\ny = \"y\"\ncommand = \"eval a\"")).is_ok());
     }
 
     #[test]

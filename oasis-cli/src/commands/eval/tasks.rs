@@ -4,7 +4,7 @@ use super::bar;
 use crate::args::{GlobalArgs, TargetArgs, count};
 use crate::assemble;
 use crate::error::CliResult;
-use crate::eval::tasks::generate::Generator;
+use crate::eval::tasks::generate::{Generator, prose_of};
 use crate::eval::tasks::kinds::Kind;
 use crate::eval::tasks::prose::Prose;
 use crate::eval::tasks::read;
@@ -55,7 +55,7 @@ pub fn run(args: &TasksArgs, global: &GlobalArgs, out: &mut dyn Write) -> CliRes
     let text = ModelText::new(&model.checkpoint)?;
     let prose = match &args.text {
         Some(path) => Prose::read(path)?,
-        None => Prose::of_tasks(&read(None)?).expect("the embedded tasks have prose"),
+        None => prose_of(&read(None)?).expect("the embedded tasks have prose"),
     };
     let generator = Generator { text: &text, prose: &prose, seed: args.seed, contains: args.contains };
     let kinds = if args.kind.is_empty() { Kind::value_variants() } else { &args.kind };

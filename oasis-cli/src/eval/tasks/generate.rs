@@ -1,7 +1,7 @@
 //! Writes tasks of any length.
 
 use super::draw::Draw;
-use super::kinds::Kind;
+use super::kinds::{Kind, passkey_record};
 use super::layout::Layout;
 use super::prose::Prose;
 use super::{Message, Task};
@@ -10,6 +10,16 @@ use crate::tokens::ModelText;
 
 /// Said before a question to models that would rather tell what they know.
 const LEAD: &str = "Answer this question from the text above: ";
+
+/// What surrounds the pass keys of tasks: the sentences of theirs, each once.
+pub fn prose_of(tasks: &[Task]) -> Option<Prose> {
+    let of_task = |task: &Task| {
+        let text = task.question().split_once("question. ")?.1.rsplit_once("\n\n")?.0;
+        let key = task.answer.strip_prefix("The pass key is ")?.strip_suffix('.')?;
+        Some(text.replace(&passkey_record(key), "\n"))
+    };
+    Prose::of_texts(tasks.iter().filter(|task| task.task == "passkey").filter_map(of_task))
+}
 
 /// Makes tasks for the tokenizer and the chat template of a model.
 pub struct Generator<'a> {

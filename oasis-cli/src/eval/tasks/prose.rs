@@ -1,8 +1,6 @@
 //! The text that facts are hidden in, as sentences.
 
-use super::Task;
 use super::draw::Draw;
-use super::kinds::passkey_record;
 use crate::error::{CliError, CliResult};
 use std::collections::HashSet;
 use std::path::Path;
@@ -23,15 +21,10 @@ pub struct Prose {
 }
 
 impl Prose {
-    /// What surrounds the pass keys of tasks: the sentences of theirs, each once.
-    pub fn of_tasks(tasks: &[Task]) -> Option<Self> {
+    /// Of several texts, each sentence once.
+    pub fn of_texts(texts: impl Iterator<Item = String>) -> Option<Self> {
         let mut seen = HashSet::new();
-        let of_task = |task: &Task| {
-            let text = task.question().split_once("question. ")?.1.rsplit_once("\n\n")?.0;
-            let key = task.answer.strip_prefix("The pass key is ")?.strip_suffix('.')?;
-            Some(sentences(&text.replace(&passkey_record(key), "\n")))
-        };
-        let all = tasks.iter().filter(|task| task.task == "passkey").filter_map(of_task).flatten();
+        let all = texts.flat_map(|text| sentences(&text));
         Self::new(all.filter(|sentence| seen.insert(sentence.trim_start().to_owned())).collect())
     }
 
@@ -108,7 +101,6 @@ fn is_end(word: &str, next: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::tasks;
 
     #[test]
     fn a_text_is_cut_at_the_ends_of_sentences() {
@@ -120,16 +112,6 @@ mod tests {
         let endless = "word ".repeat(100);
         let lengths: Vec<usize> = sentences(&endless).iter().map(|s| s.split_whitespace().count()).collect();
         assert_eq!(lengths, [40, 40, 20]);
-    }
-
-    #[test]
-    fn the_embedded_prose_is_long_and_has_no_facts() {
-        let prose = Prose::of_tasks(&tasks::read(None).unwrap()).unwrap();
-        let bytes: usize = prose.sentences.iter().map(String::len).sum();
-        assert!(bytes > 200_000, "{bytes}");
-        assert!(!prose.sentences.iter().any(|s| s.contains("pass key") || s.contains("Read the text")));
-        let distinct: HashSet<&str> = prose.sentences.iter().map(|s| s.trim_start()).collect();
-        assert_eq!(distinct.len(), prose.count());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-use super::generate::Generator;
+use super::generate::{Generator, prose_of};
 use super::kinds::Kind;
 use super::prose::Prose;
 use super::*;
@@ -38,6 +38,17 @@ fn a_file_without_tasks_is_refused() {
     assert!(error.text().unwrap().starts_with(&expected), "{:?}", error.text());
 }
 
+#[test]
+fn the_embedded_prose_is_long_and_has_no_facts() {
+    let prose = prose_of(&read(None).unwrap()).unwrap();
+    let sentences: Vec<&str> = prose.starting_at(0).take(prose.count()).collect();
+    let bytes: usize = sentences.iter().map(|sentence| sentence.len()).sum();
+    assert!(bytes > 200_000, "{bytes}");
+    assert!(!sentences.iter().any(|s| s.contains("pass key") || s.contains("Read the text")));
+    let distinct: BTreeSet<&str> = sentences.iter().map(|s| s.trim_start()).collect();
+    assert_eq!(distinct.len(), sentences.len());
+}
+
 /// Runs `f` with the embedded model.
 fn on_oasis_tiny<T>(f: impl FnOnce(&Setting<'_>) -> T) -> T {
     let global = GlobalArgs::default();
@@ -48,7 +59,7 @@ fn on_oasis_tiny<T>(f: impl FnOnce(&Setting<'_>) -> T) -> T {
 
 /// Tasks for the embedded model.
 fn generate(seed: u64, contains: bool, asked: &[(Kind, usize, usize)]) -> Vec<Task> {
-    let prose = Prose::of_tasks(&read(None).unwrap()).unwrap();
+    let prose = prose_of(&read(None).unwrap()).unwrap();
     on_oasis_tiny(|setting| {
         let generator = Generator { text: &setting.text, prose: &prose, seed, contains };
         asked.iter().map(|(kind, length, number)| generator.task(*kind, *length, *number).unwrap()).collect()
