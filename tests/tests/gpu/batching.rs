@@ -119,7 +119,8 @@ pub fn eight_requests_that_join_leave_and_are_cancelled_say_what_each_says_alone
             }
             assert_nothing_held(engine.executor());
         }
-        // Which of 8 blocks stay may hang on scores that are nearly equal, too: then what follows need not be near.
+        // Which of 8 blocks stay may hang on scores that are nearly equal, too: then what follows need not be near. A CPU whose
+        // weights are disturbed by 2^-8 parts so from itself in one of these requests, with the last policy.
         assert!(parted <= usize::from(setup.budget.is_some()), "{setup:?}: {parted} of 16 requests parted");
         // Rows that others have used, as on a fresh executor.
         for (request, want) in requests.iter().zip(&alone).take(3) {
