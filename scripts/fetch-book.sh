@@ -2,9 +2,9 @@
 # Writes book.txt, the text of the measurements with SmolLM2, in the folder where it runs: 420,000 bytes from the middle of
 # Jane Austen's "Emma", a paragraph a line.
 #
-# The novel comes out of Debian's package r-cran-janeaustenr 1.0.0-1, which has it from Project Gutenberg. OASIS_AUSTEN_DEB may
-# name the package where it was downloaded before; otherwise apt-get downloads it. Nothing is installed. Package and text are
-# checked against their sha256; a complete file is left alone.
+# The novel comes out of Debian's package r-cran-janeaustenr 1.0.0-1. OASIS_AUSTEN_DEB may name the package where it was
+# downloaded before; otherwise apt-get downloads it. Nothing is installed. Package and text are checked against their sha256;
+# a complete file is left alone.
 set -eu
 
 deb_sha256=df6bddf211906d1ff404f8ff662c21b34e6660e7f54a311084e749050c019c95

@@ -4,8 +4,8 @@
 #   scripts/measure-gpu.sh FOLDER [checks|times]
 #
 # Raw output goes to FOLDER; docs/results has that of an H200. BIN names a folder with the programs oasis, gpu, gpu_bridge and
-# kernel_check where they are not to be built here. Takes about 15 minutes; the larger shapes want 80 GiB of device memory
-# and 16 GiB of the host's.
+# kernel_check where they are not to be built here. The times take 7 minutes on an H200; the larger shapes want 80 GiB of device
+# memory and 16 GiB of the host's.
 set -euo pipefail
 
 root="$(cd "$(dirname "$0")/.." && pwd)"

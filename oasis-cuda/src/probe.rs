@@ -63,8 +63,7 @@ fn probe_driver() -> Driver {
         Ok(devices) => (devices, None),
         Err(error) => (Vec::new(), Some(describe(&error))),
     };
-    let is_new_enough = driver_number().is_none_or(|version| version >= LEAST_DRIVER);
-    Driver { version: driver_version(), is_new_enough, devices, problem }
+    Driver { version: driver_version(), is_new_enough: is_new_enough(), devices, problem }
 }
 
 /// Newest CUDA version that the driver speaks; to be called only where there is one.
@@ -75,7 +74,12 @@ pub(crate) fn driver_version() -> String {
     }
 }
 
-/// The same as the driver numbers it: 13000 is CUDA 13.0.
+/// Whether the driver has all that this crate calls; to be called only where there is one.
+pub(crate) fn is_new_enough() -> bool {
+    driver_number().is_none_or(|version| version >= LEAST_DRIVER)
+}
+
+/// The CUDA version as the driver numbers it: 13000 is CUDA 13.0.
 pub(crate) fn driver_number() -> Option<i32> {
     let mut version = 0;
     // SAFETY: the pointer is to a live integer; the call needs no initialised driver.

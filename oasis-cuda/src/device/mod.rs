@@ -22,7 +22,7 @@ pub use tensor_map::{HeadRows, TensorMap};
 
 use crate::compile::{Compiler, CubinCache, Nvrtc};
 use crate::kernels::KernelSpec;
-use crate::probe::CAPABILITY;
+use crate::probe::{self, CAPABILITY};
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::{CudaContext, result, sys};
 use error::Check;
@@ -72,12 +72,16 @@ impl Device {
     /// Opens the device with this ordinal.
     ///
     /// # Errors
-    /// [`DeviceError`] without a driver, without the device, or when it is not of compute capability 9.0.
+    /// [`DeviceError`] without a driver of CUDA 12.4 or newer, without the device, or when it is not of compute capability 9.0.
     pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
         // SAFETY: this only tries to load libcuda by its usual names.
         if !unsafe { sys::is_culib_present() } {
             return Err(DeviceError::new("opening the NVIDIA driver", "libcuda is not there")
                 .hint("install the driver, or start the container with GPU access"));
+        }
+        if !probe::is_new_enough() {
+            let problem = format!("expected a driver of CUDA 12.4 or newer, found one of {}", probe::driver_version());
+            return Err(DeviceError::new("opening the NVIDIA driver", problem).hint("install driver 550 or newer"));
         }
         let context = CudaContext::new(ordinal).check(|| format!("opening CUDA device {ordinal}"))?;
         // SAFETY: cudarc's own buffers, whose use it would track, are not used here.
@@ -129,7 +133,7 @@ impl Device {
     /// Sets multiprocessors apart for some streams: at least so many, rounded up to what the device can give.
     ///
     /// # Errors
-    /// [`DeviceError`] when the driver is older than 12.4, or the device has fewer.
+    /// [`DeviceError`] when the device has fewer.
     pub fn partition(&self, multiprocessors: u32) -> Result<Arc<Partition>, DeviceError> {
         Partition::new(self, multiprocessors).map(Arc::new)
     }
